@@ -1,0 +1,178 @@
+"""A model: a prior, a simulator, and, where it is known, a log-likelihood.
+
+The three functions work on one set of parameters; the library vectorises and compiles.
+Where the prior is one distribution without a name, they get an array for `theta`; where it
+is a dictionary, they get a dictionary.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from consilience.data import DATA, Kind, Layout, Set, make_layout
+from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
+from consilience.types import Data, PRNGKey, Scalar, Theta
+
+
+@dataclasses.dataclass(frozen=True)
+class PerRow:
+    """A log-likelihood of one row, `(theta, row) -> scalar`; rows are i.i.d. given theta.
+
+    >>> PerRow(lambda theta, row: -0.5 * jnp.sum((row - theta) ** 2))  # doctest: +ELLIPSIS
+    PerRow(...)
+    """
+
+    log_likelihood: Callable[[Any, Any], Scalar]
+
+
+class Model(eqx.Module):
+    """A prior, a simulator and an optional log-likelihood.
+
+    `prior`: a NumPyro distribution, a dictionary of named ones, or an `ImplicitPrior`.
+    `simulator`: `(key, theta) -> x` for one theta, in JAX; `x` is an array of any shape or
+    a dictionary of arrays. None if simulations come from elsewhere.
+    `log_likelihood`: `(theta, x) -> scalar`, or `PerRow` of a function of one row.
+    `data`: what the shape of `x` does not say: `Set()`, `Series()`, or `Vector()`.
+
+    >>> model = Model(
+    ...     prior={"mu": dist.Normal(0, 1), "sigma": dist.HalfNormal(1)},
+    ...     simulator=lambda key, t: t["mu"] + t["sigma"] * jax.random.normal(key, (10, 1)),
+    ...     data=Set(),
+    ... )
+    >>> model
+    Model
+      mu     Normal(loc=0, scale=1)
+      sigma  HalfNormal(scale=1)
+      x      (10, 1), Set()
+      log-likelihood: not given
+    """
+
+    prior: Prior
+    simulator: Callable[[PRNGKey, Any], Data] | None = eqx.field(static=True)
+    likelihood: Callable[[Any, Data], Scalar] | PerRow | None = eqx.field(static=True)
+    data: Kind | None = eqx.field(static=True)
+    layout: Layout | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        prior: dist.Distribution | Mapping[str, dist.Distribution] | ImplicitPrior | Prior,
+        simulator: Callable[[PRNGKey, Any], Data] | None = None,
+        log_likelihood: Callable[[Any, Data], Scalar] | PerRow | None = None,
+        *,
+        data: Kind | None = None,
+    ):
+        self.prior = prior if isinstance(prior, Prior) else as_prior(prior)
+        self.simulator = simulator
+        self.likelihood = log_likelihood
+        self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
+        self.layout = None if simulator is None else self._layout_of_x()
+        if log_likelihood is not None and simulator is not None:
+            self._check_likelihood()
+
+    @classmethod
+    def from_numpyro(cls, function: Callable, observed=None, *, args=(), kwargs=None) -> "Model":
+        """Prior, simulator and likelihood from a NumPyro model, nothing else written.
+
+        `observed`: the name of the observed site, or several; by default the sites that
+        the model observes when called with `args` and `kwargs`. A plate of i.i.d.
+        observations becomes a `Set`, whole-numbered data get `counts=True`.
+
+        >>> import numpyro
+        >>> def coin(y=None):
+        ...     p = numpyro.sample("p", dist.Beta(2, 2))
+        ...     with numpyro.plate("flips", 20):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> Model.from_numpyro(coin, observed="y").data
+        Set(side=(), counts=True, mask=None, independent=True)
+        """
+        from consilience.tracing import trace_model
+
+        prior, simulator, likelihood, kind = trace_model(function, observed, args, kwargs or {})
+        return cls(prior, simulator, likelihood, data=kind)
+
+    def simulate_one(self, key: PRNGKey) -> tuple[Theta, Data]:
+        """One draw of the parameters and of the data."""
+        k_theta, k_x = jax.random.split(key)
+        theta = self.prior.draw(k_theta)
+        return theta, self.simulator(k_x, self.unwrap(theta))
+
+    def log_likelihood(self, theta: Theta, x: Data) -> Scalar:
+        """The model's own log-likelihood of one dataset under one set of parameters."""
+        theta = self.unwrap(theta)
+        if not isinstance(self.likelihood, PerRow):
+            return self.likelihood(theta, x)
+        # A row of a dictionary x is a dictionary of that row's data and side information.
+        mask_name = self.data.mask
+        rows = x if mask_name is None else {n: part for n, part in x.items() if n != mask_name}
+        each = jax.vmap(self.likelihood.log_likelihood, in_axes=(None, self._row_axes(rows)))
+        values = each(theta, rows)
+        return jnp.sum(values if mask_name is None else jnp.where(x[mask_name], values, 0.0))
+
+    def _row_axes(self, rows: Data):
+        if not isinstance(rows, Mapping):
+            return 0
+        n = next(p.shape[0] for name, p in rows.items() if name not in self.data.side)
+        return {name: 0 if part.shape[:1] == (n,) else None for name, part in rows.items()}
+
+    def unwrap(self, theta: Theta) -> Any:
+        """Parameters as the user's functions take them."""
+        return theta[BARE] if self.prior.names == (BARE,) else dict(theta)
+
+    def _example_theta(self):
+        return self.unwrap(jax.eval_shape(self.prior.draw, jax.random.key(0)))
+
+    def _layout_of_x(self) -> Layout:
+        names = list(self.prior.names)
+        try:
+            shape = jax.eval_shape(self.simulator, jax.random.key(0), self._example_theta())
+        except KeyError as error:
+            raise ValueError(
+                f"The simulator asked theta for {error}, but the prior names {names}."
+            ) from error
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            raise TypeError(
+                "The simulator must be a pure JAX function whose output has one fixed shape. "
+                "It needed the value of a parameter while being compiled: use jax.numpy and "
+                "no shape or branch that depends on theta, or simulate elsewhere and pass the "
+                "runs as cs.Simulations(theta, x)."
+            ) from error
+        bare = not isinstance(shape, Mapping)
+        shapes = {DATA: shape} if bare else shape
+        if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in shapes.values()):
+            raise TypeError(
+                "The simulator must return an array or a dictionary of arrays, "
+                f"got {jax.tree.structure(shape)}."
+            )
+        return make_layout({name: leaf.shape for name, leaf in shapes.items()}, self.data, bare)
+
+    def _check_likelihood(self):
+        theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
+        x = jax.eval_shape(self.simulator, jax.random.key(0), self._example_theta())
+        got = jax.eval_shape(self.log_likelihood, theta, x)
+        if getattr(got, "shape", None) != ():
+            raise ValueError(
+                "log_likelihood(theta, x) must return one number, got "
+                f"{getattr(got, 'shape', type(got).__name__)}. For a function of one row, "
+                "pass cs.PerRow(function)."
+            )
+
+    def __repr__(self) -> str:
+        width = max(map(len, (*self.prior.names, "x")))
+        lines = [f"  {n:<{width}}  {text}" for n, text in self.prior.texts.items()]
+        if self.layout is not None:
+            shown = self.layout.show(self.layout.shapes)
+            lines.append(f"  {'x':<{width}}  {shown}, {short(self.layout.kind)}")
+        given = "not given" if self.likelihood is None else "given"
+        return "\n".join(["Model", *lines, f"  log-likelihood: {given}"])
+
+
+def short(kind: Kind) -> str:
+    """A kind with only what differs from its defaults."""
+    values = {f.name: (getattr(kind, f.name), f.default) for f in dataclasses.fields(kind)}
+    said = [f"{name}={value!r}" for name, (value, default) in values.items() if value != default]
+    return f"{type(kind).__name__}({', '.join(said)})"

@@ -1,0 +1,258 @@
+r"""Monotone rational-quadratic splines on an interval, the identity outside it.
+
+With knots $(x_k, y_k)$, bin widths $w_k$, heights $h_k$, mean slopes $s_k = h_k / w_k$,
+knot derivatives $d_k$ and $\xi = (x - x_k) / w_k$, the spline in bin $k$ is
+$$y = y_k + \frac{h_k\,(s_k \xi^2 + d_k\,\xi(1-\xi))}{s_k + (d_{k+1} + d_k - 2 s_k)\,\xi(1-\xi)}$$
+(Durkan et al. 2019, Neural Spline Flows, arXiv:1906.04032). The derivative at an inner knot
+is the harmonic mean of the two slopes that meet there, times a learned, bounded factor: a
+derivative free of its neighbours lets the curve go flat inside a bin, where no float32
+inverse is accurate and the log density has a spike.
+
+Bins lie on the leading axis and are unrolled, so that every operation is one vectorised
+loop over values: gathers, and the scatters of their gradients, are slow on a CPU. Finding
+the bin has a derivative written out by hand; the formula above is left to autodiff.
+"""
+
+import functools
+import itertools
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import select
+from jaxtyping import Array, Float
+
+MIN_SHARE = 0.05
+"""The narrowest bin, in units of an even share of the interval."""
+MAX_LOG_FACTOR = 2.0
+"""The bound on the log of a knot derivative over the harmonic mean of its slopes."""
+
+
+class _Side(NamedTuple):
+    """The bin found, on one axis: the share of the interval before, in and around it."""
+
+    before: Float[Array, " d"]
+    share: Float[Array, " d"]
+    previous: Float[Array, " d"]
+    next: Float[Array, " d"]
+
+
+class _Bin(NamedTuple):
+    """The bin that a value falls into, with the raw factors at its two knots."""
+
+    number: Float[Array, " d"]
+    x: _Side
+    y: _Side
+    factor: Float[Array, " d"]
+    next_factor: Float[Array, " d"]
+
+
+def n_raw(bins: int) -> int:
+    """How many raw numbers describe one spline: widths, heights, inner knot factors."""
+    return 3 * bins - 1
+
+
+def spline(
+    value: Float[Array, " d"],
+    raw: Float[Array, "p d"],
+    *,
+    bound: float,
+    inverse: bool = False,
+) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """Map `d` values through `d` splines on `[-bound, bound]`, the identity beyond.
+
+    `raw` holds `3 * bins - 1` unconstrained numbers for each spline; zeros give the
+    identity. Returns the values and the log derivatives of the direction taken.
+
+    >>> y, log_det = spline(jnp.array([0.3]), jnp.zeros((11, 1)), bound=3.0)
+    >>> round(float(y[0]), 4), round(float(log_det[0]), 4)
+    (0.3, 0.0)
+    """
+    inside = jnp.abs(value) < bound
+    # Outside, the formula runs on a harmless point: no NaN reaches the gradient.
+    safe = jnp.where(inside, value, 0.0)
+    unit = (safe + bound) / (2 * bound)
+    result, log_det = _unit_spline(inverse, unit, raw)
+    result = 2 * bound * result - bound
+    return jnp.where(inside, result, value), jnp.where(inside, log_det, 0.0)
+
+
+def _size(share, bins):
+    """A share of the softmax as a share of the interval, none below the least."""
+    return MIN_SHARE / bins + (1 - MIN_SHARE) * share
+
+
+def _edge(before, number, bins):
+    return MIN_SHARE / bins * number + (1 - MIN_SHARE) * before
+
+
+def _knot_slope(this, that, raw, at_end):
+    """The derivative at the knot between two bins with the slopes `this` and `that`."""
+    factor = jnp.exp(MAX_LOG_FACTOR * jnp.tanh(raw / MAX_LOG_FACTOR))
+    return jnp.where(at_end, 1.0, factor * 2 * this * that / (this + that))
+
+
+class _Corner(NamedTuple):
+    """A bin in units of the interval: its corner, its sizes, its slopes."""
+
+    x: Float[Array, " d"]
+    width: Float[Array, " d"]
+    y: Float[Array, " d"]
+    height: Float[Array, " d"]
+    mean: Float[Array, " d"]
+    left: Float[Array, " d"]
+    right: Float[Array, " d"]
+
+
+def _corner(found: _Bin, bins: int) -> _Corner:
+    width, height = _size(found.x.share, bins), _size(found.y.share, bins)
+    mean = height / width
+    before = _size(found.y.previous, bins) / _size(found.x.previous, bins)
+    after = _size(found.y.next, bins) / _size(found.x.next, bins)
+    return _Corner(
+        x=_edge(found.x.before, found.number, bins),
+        width=width,
+        y=_edge(found.y.before, found.number, bins),
+        height=height,
+        mean=mean,
+        left=_knot_slope(mean, before, found.factor, found.number == 0),
+        right=_knot_slope(mean, after, found.next_factor, found.number == bins - 1),
+    )
+
+
+def _log_slope(xi, at: _Corner):
+    between = xi * (1 - xi)
+    top = at.right * xi**2 + 2 * at.mean * between + at.left * (1 - xi) ** 2
+    bottom = at.mean + (at.left + at.right - 2 * at.mean) * between
+    return jnp.log(top * (at.mean / bottom) ** 2)
+
+
+def _evaluate(inverse: bool, value, found: _Bin, n: int):
+    at = _corner(found, (n + 1) // 3)
+    return _y_of_x(value, at) if not inverse else _x_of_y(value, at)
+
+
+def _y_of_x(x, at: _Corner):
+    xi = jnp.clip((x - at.x) / at.width, 0.0, 1.0)
+    between = xi * (1 - xi)
+    bottom = at.mean + (at.left + at.right - 2 * at.mean) * between
+    y = at.y + at.height * (at.mean * xi**2 + at.left * between) / bottom
+    return y, _log_slope(xi, at)
+
+
+def _x_of_y(y, at: _Corner):
+    rise = jnp.clip((y - at.y) / at.height, 0.0, 1.0)
+    curve = rise * (at.left + at.right - 2 * at.mean)
+    a = at.mean - at.left + curve
+    b = at.left - curve
+    c = -at.mean * rise
+    root = jnp.sqrt(jnp.maximum(b * b - 4 * a * c, 0.0))
+    # Of the two forms of the root, the one that does not cancel; a > 0 where b < 0.
+    positive = b >= 0
+    xi = jnp.where(
+        positive,
+        2 * c / jnp.where(positive, -b - root, -1.0),
+        (root - b) / (2 * jnp.where(positive, 1.0, a)),
+    )
+    xi = jnp.clip(xi, 0.0, 1.0)
+    return at.x + xi * at.width, -_log_slope(xi, at)
+
+
+class _Shares(NamedTuple):
+    """A softmax over bins, not yet divided by its total."""
+
+    parts: Float[Array, "bins d"]
+    inverse_total: Float[Array, " d"]
+
+
+def _softmax(logits: Float[Array, "bins d"]) -> _Shares:
+    # Unrolled: one loop over values, several times faster on a CPU than a reduction.
+    top = functools.reduce(jnp.maximum, list(logits))
+    parts = _keep(jnp.exp(logits - top))
+    return _Shares(parts, 1 / functools.reduce(operator.add, list(parts)))
+
+
+def _keep(tree):
+    """Have XLA store these, where it would compute them anew in every loop that reads them."""
+    return jax.lax.optimization_barrier(tree)
+
+
+def _find_bin(inverse, value, raw):
+    bins = (raw.shape[0] + 1) // 3
+    shares = _softmax(raw[:bins]), _softmax(raw[bins : 2 * bins])
+    factors = raw[2 * bins :]
+    zero = jnp.zeros_like(value)
+
+    searched = shares[1] if inverse else shares[0]
+    number, before = zero, zero
+    for k, part in enumerate(list(searched.parts)[:-1], start=1):
+        before = before + part
+        past = value >= _edge(before * searched.inverse_total, k, bins)
+        number = select(past, zero + k, number)
+    number = _keep(number)
+    here = [number == k for k in range(bins)]
+
+    def pick(rows):
+        """The row of each value's own bin."""
+        picked = rows[0]
+        for mask, row in zip(here[1:], rows[1:], strict=True):
+            picked = select(mask, row, picked)
+        return picked
+
+    def side(shares: _Shares) -> _Side:
+        rows = list(shares.parts)
+        before = pick([zero, *itertools.accumulate(rows[:-1])])
+        picked = (before, pick(rows), pick(rows[:1] + rows[:-1]), pick(rows[1:] + rows[-1:]))
+        return _Side(*(part * shares.inverse_total for part in picked))
+
+    inner = list(factors)
+    found = _Bin(
+        number=number,
+        x=side(shares[0]),
+        y=side(shares[1]),
+        factor=pick([zero, *inner]),
+        next_factor=pick([*inner, zero]),
+    )
+    return shares, _keep(found)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unit_spline(inverse, value, raw):
+    return _unit_spline_fwd(inverse, value, raw)[0]
+
+
+def _unit_spline_fwd(inverse, value, raw):
+    shares, found = _find_bin(inverse, value, raw)
+    return _evaluate(inverse, value, found, raw.shape[0]), (value, shares, found)
+
+
+def _unit_spline_bwd(inverse, saved, grad_out):
+    value, shares, found = saved
+    bins = shares[0].parts.shape[0]
+    _, pull = jax.vjp(lambda v, f: _evaluate(inverse, v, f, n_raw(bins)), value, found)
+    grad_value, grad = _keep(pull(grad_out))
+    number = found.number
+    j = jnp.arange(bins, dtype=number.dtype).reshape((bins,) + (1,) * number.ndim)
+
+    def logits(shares: _Shares, side: _Side, g: _Side):
+        # The softmax's own derivative needs the mean of the gradient under its shares.
+        mean = _keep(sum(a * b for a, b in zip(side, g, strict=True)))
+        picked = jnp.where(j < number, g.before, 0.0)
+        picked += jnp.where(j == number, g.share, 0.0)
+        picked += jnp.where(j == jnp.maximum(number - 1, 0), g.previous, 0.0)
+        picked += jnp.where(j == jnp.minimum(number + 1, bins - 1), g.next, 0.0)
+        return shares.parts * shares.inverse_total * (picked - mean)
+
+    inner = j[: bins - 1]
+    factors = jnp.where(inner == number - 1, grad.factor, 0.0)
+    factors += jnp.where(inner == number, grad.next_factor, 0.0)
+    blocks = (
+        logits(shares[0], found.x, grad.x),
+        logits(shares[1], found.y, grad.y),
+        factors,
+    )
+    return grad_value, jnp.concatenate(blocks)
+
+
+_unit_spline.defvjp(_unit_spline_fwd, _unit_spline_bwd)

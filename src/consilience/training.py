@@ -1,0 +1,372 @@
+"""The training loop: `fit` prepares, one compiled scan runs each epoch, `Fit` comes out."""
+
+import logging
+import time
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm.auto import tqdm
+
+from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.data import DataSpace, data_space
+from consilience.fitted import Fit, History, Recipe
+from consilience.flows import Coupling
+from consilience.losses import Example, MaximumLikelihood
+from consilience.model import Model
+from consilience.networks import generator
+from consilience.schedules import Cosine, Schedule
+from consilience.simulations import Simulations
+from consilience.spaces import ParameterSpace, parameter_space
+from consilience.summaries import Summary, default_summary
+from consilience.types import PRNGKey
+
+logger = logging.getLogger(__name__)
+
+ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
+"""The default optimizer, before its learning rate. One object, so that it compiles once."""
+
+VALIDATION_BLOCK = 256
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
+
+
+def fit(
+    model: Model,
+    simulations: Simulations,
+    *,
+    key: PRNGKey,
+    posterior: Coupling | None = None,
+    likelihood: Coupling | None = None,
+    prior: Coupling | None = None,
+    summary: Summary | eqx.Module | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float = 1e-3,
+    schedule: Schedule | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    validation: float = 0.1,
+    patience: int | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Learn the posterior of a model from its simulations.
+
+    `posterior`: the flow of the posterior; by default four spline layers.
+    `likelihood`: a flow, to learn the likelihood in tandem (NPLE).
+    `prior`: a flow, to learn the prior's density where it can only be sampled.
+    `summary`: a summary network; by default one that fits the shape of the data.
+    `epochs`, `batch_size`: by default from the number of simulations.
+    `learning_rate`, `schedule`: Adam's rate at the start, and its course over training.
+    `optimizer`: any Optax optimizer in place of Adam, with a learning rate of its own.
+    `validation`: the share of simulations held out, whose loss picks the best epoch; 0 for
+    none, then the last epoch counts.
+    `patience`: stop after so many epochs without a better validation loss.
+
+    Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
+
+    >>> import consilience as cs, numpyro.distributions as dist
+    >>> model = cs.Model(dist.Normal(0, 1), lambda key, t: t + jax.random.normal(key, (3,)))
+    >>> sims = cs.simulate(model, 128, key=jax.random.key(0))
+    >>> small = cs.Coupling(layers=1, width=16)
+    >>> result = cs.fit(model, sims, key=jax.random.key(1), posterior=small, epochs=2)
+    >>> result.history.stopped
+    'finished'
+    """
+    check_simulations(model, simulations)
+    parameters = parameter_space(model.prior, simulations.theta)
+    data = data_space(simulations.x, model.data)
+    k_split, k_build, k_train = jax.random.split(key, 3)
+    train, held_out = split(len(simulations), validation, k_split)
+    batch_size = default_batch(len(train)) if batch_size is None else batch_size
+    if not 1 <= batch_size <= len(train):
+        raise ValueError(
+            f"batch_size must be between 1 and the {len(train)} training simulations "
+            f"({len(held_out)} more are held out for validation), got {batch_size}."
+        )
+    epochs = default_epochs(len(train), batch_size) if epochs is None else epochs
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    if patience is not None and not len(held_out):
+        raise ValueError("patience needs held-out simulations: pass validation > 0 with it.")
+
+    recipe = Recipe(
+        posterior=posterior or Coupling(),
+        likelihood=likelihood,
+        prior=prior,
+        summary=summary or default_summary(data.layout),
+    )
+    networks = build_networks(recipe, parameters, data, k_build)
+    examples = standardise(parameters, data, simulations)
+    networks, history = _train(
+        networks,
+        MaximumLikelihood(data),
+        take(examples, train),
+        take(examples, held_out) if len(held_out) else None,
+        key=k_train,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        schedule=schedule or Cosine(),
+        optimizer=optimizer,
+        patience=patience,
+        progress=progress,
+    )
+    return assemble(model, parameters, data, networks, recipe, history)
+
+
+def assemble(
+    model: Model,
+    parameters: ParameterSpace,
+    data: DataSpace,
+    networks: Networks,
+    recipe: Recipe,
+    history: History,
+) -> Fit:
+    """Trained networks and their spaces as a `Fit`."""
+    likelihood, prior = networks.likelihood, networks.prior
+    return Fit(
+        model=model,
+        posterior=Posterior(networks.summary, networks.posterior, parameters, data),
+        likelihood=None if likelihood is None else Likelihood(likelihood, parameters, data),
+        prior=None if prior is None else LearnedPrior(prior, parameters),
+        recipe=recipe,
+        history=history,
+    )
+
+
+def check_simulations(model: Model, simulations: Simulations):
+    """Refuse runs that do not belong to the model, or cannot be learned from."""
+    if len(simulations) == 0:
+        raise ValueError("There are no simulations to learn from: got 0 runs.")
+    space = ParameterSpace(model.prior)
+    theta = space.check(simulations.theta, "The theta of the simulations")
+    leading = next(iter(theta.values())).shape[: -len(space.shapes[space.names[0]]) or None]
+    if leading != (len(simulations),):
+        raise ValueError(
+            "The theta of the simulations must have one leading axis of "
+            f"{len(simulations)} runs, got the leading axes {leading}."
+        )
+    if model.layout is not None:
+        got = data_space(simulations.x, model.data).layout
+        if got.shapes != model.layout.shapes:
+            raise ValueError(
+                f"The model's simulator gives x of shape {model.layout.show(model.layout.shapes)}, "
+                f"but the simulations have {got.show(got.shapes)}."
+            )
+    bad = np.flatnonzero(simulations.invalid)
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(simulations)} simulations have NaN or infinite values, the "
+            f"first at {bad[:5].tolist()}. Mend the simulator, or pass "
+            "simulations.drop_invalid(): a posterior trained on the rest stays right, but a "
+            "learned likelihood lacks the factor p(valid | theta)."
+        )
+    inside = np.asarray(jax.jit(jax.vmap(space.contains))(theta))
+    if not inside.all():
+        out = np.flatnonzero(~inside)
+        raise ValueError(
+            f"{len(out)} of {len(simulations)} simulations have parameters outside the prior's "
+            f"support, the first at {out[:5].tolist()}."
+        )
+
+
+def split(n: int, share: float, key: PRNGKey) -> tuple[np.ndarray, np.ndarray]:
+    """Runs to train on and runs to hold out, at random."""
+    if not 0 <= share < 1:
+        raise ValueError(f"validation must be a share in [0, 1), got {share}.")
+    order = np.asarray(jax.random.permutation(key, n))
+    held = 0 if share == 0 else max(1, round(share * n))
+    if held >= n:
+        raise ValueError(f"{n} simulations leave none to train on: pass validation=0.")
+    return order[held:], order[:held]
+
+
+def default_batch(n: int) -> int:
+    return max(1, min(32 if n < 4096 else 64, n // 4))
+
+
+def default_epochs(n: int, batch_size: int) -> int:
+    """About 4,000 steps, and at least 20 epochs."""
+    return max(20, round(4000 / max(1, n // batch_size)))
+
+
+def build_networks(
+    recipe: Recipe, parameters: ParameterSpace, data: DataSpace, key: PRNGKey
+) -> Networks:
+    """New networks for parameters and data of these shapes."""
+    k_summary, k_posterior, k_likelihood, k_prior = jax.random.split(key, 4)
+    dim, layout = parameters.dim, data.layout
+    summary = recipe.summary
+    if not isinstance(summary, eqx.Module):
+        summary = summary.build(generator(k_summary), layout, dim)
+    dtype = parameters.loc.dtype
+    x = {name: jax.ShapeDtypeStruct(s, dtype) for name, s in layout.shapes.items()}
+    out = jax.eval_shape(summary, x)
+    if getattr(out, "ndim", None) != 1:
+        raise ValueError(
+            "A summary network must return a vector for one standardised dataset, got "
+            f"{getattr(out, 'shape', type(out).__name__)}."
+        )
+    n_values, n_side = layout.unit_sizes
+
+    def flow(spec: Coupling | None, key: PRNGKey, dim: int, condition: int):
+        return None if spec is None else spec.build(key, dim=dim, condition=condition)
+
+    return Networks(
+        summary=summary,
+        posterior=flow(recipe.posterior, k_posterior, dim, out.shape[0]),
+        likelihood=flow(recipe.likelihood, k_likelihood, n_values, dim + n_side),
+        prior=flow(recipe.prior, k_prior, dim, 0),
+    )
+
+
+def standardise(parameters: ParameterSpace, data: DataSpace, simulations: Simulations) -> Example:
+    """All runs as the networks see them."""
+    named = parameters.check(simulations.theta)
+
+    @jax.jit
+    def convert(theta, x):
+        each = lambda t, x: Example(parameters.to_vector(t)[0], data.standardise(x))  # noqa: E731
+        return jax.vmap(each)(theta, x)
+
+    return convert(named, simulations.x)
+
+
+def take(examples: Example, index) -> Example:
+    return jax.tree.map(lambda a: a[index], examples)
+
+
+class _State(NamedTuple):
+    networks: Networks
+    opt_state: Any
+    step: Any
+
+
+def _train(
+    networks: Networks,
+    loss,
+    examples: Example,
+    held_out: Example | None,
+    *,
+    key: PRNGKey,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    schedule: Schedule,
+    optimizer: optax.GradientTransformation | None,
+    patience: int | None,
+    progress: bool,
+) -> tuple[Networks, History]:
+    steps = len(examples.u) // batch_size
+    opt_state = (optimizer or ADAM).init(eqx.filter(networks, eqx.is_inexact_array))
+    state = _State(networks, opt_state, jnp.zeros((), int))
+    # Arrays, not numbers: another value of these compiles nothing anew.
+    total, rate = jnp.asarray(float(steps * epochs)), jnp.asarray(learning_rate, float)
+    record: list[dict[str, float]] = []
+    best, best_loss, best_epoch, stopped = networks, np.inf, 0, "finished"
+    start = time.perf_counter()
+    bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
+    try:
+        for epoch in range(1, epochs + 1):
+            state, info = _epoch(
+                state,
+                examples,
+                jax.random.fold_in(key, epoch),
+                total,
+                rate,
+                loss=loss,
+                optimizer=optimizer,
+                schedule=schedule,
+                batch_size=batch_size,
+            )
+            row = _summarise(jax.device_get(info), epoch, steps)
+            judged = row["loss"]
+            if held_out is not None:
+                done = state.step / total
+                judged = row["validation"] = float(_validate(state.networks, held_out, done, loss))
+            record.append(row)
+            if held_out is None or judged < best_loss:
+                best, best_loss, best_epoch = state.networks, judged, epoch
+            bar.update()
+            bar.set_postfix({name: f"{value:.3f}" for name, value in row.items() if value})
+            if patience is not None and epoch - best_epoch >= patience:
+                stopped = "early"
+                break
+    except KeyboardInterrupt:
+        if not record:
+            raise
+        stopped = "interrupted"
+        logger.warning("Interrupted after %d of %d epochs: keeping the best.", len(record), epochs)
+    finally:
+        bar.close()
+    history = History(
+        terms={name: np.array([row.get(name, np.nan) for row in record]) for name in record[0]},
+        best_epoch=best_epoch,
+        stopped=stopped,
+        seconds=time.perf_counter() - start,
+        simulations=len(examples.u) + (0 if held_out is None else len(held_out.u)),
+    )
+    return best, history
+
+
+def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str, float]:
+    """Mean losses over the finite steps of an epoch; an error where most were not."""
+    ok = info.pop("ok")
+    bad = np.flatnonzero(~ok)
+    if len(bad) > 0.2 * steps:
+        first = (epoch - 1) * steps + int(bad[0]) + 1
+        raise TrainingError(
+            f"The loss or its gradient was not finite in {len(bad)} of the {steps} steps of epoch "
+            f"{epoch}, first at step {first}. Such steps are skipped, but these are too many: "
+            "look for extreme values in the simulations, or lower the learning rate."
+        )
+    means = {name: float(values[ok].mean()) for name, values in info.items()}
+    return {**means, "skipped": float(len(bad))}
+
+
+@eqx.filter_jit
+def _epoch(
+    state: _State, examples: Example, key, total, rate, *, loss, optimizer, schedule, batch_size
+):
+    n = examples.u.shape[0]
+    k_order, k_loss = jax.random.split(key)
+    order = jax.random.permutation(k_order, n)[: n // batch_size * batch_size]
+    arrays, static = eqx.partition(state.networks, eqx.is_inexact_array)
+
+    def batch_loss(arrays, batch: Example, key, progress):
+        networks = eqx.combine(arrays, static)
+        keys = jax.random.split(key, batch_size)
+        each = lambda example, k: loss(networks, example, k, progress)  # noqa: E731
+        terms = jax.tree.map(jnp.mean, jax.vmap(each)(batch, keys))
+        return sum(terms.values()) + networks.penalty(), terms
+
+    def step(carry, index):
+        arrays, opt_state, number = carry
+        progress = number / total
+        (value, terms), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
+            arrays, take(examples, index), jax.random.fold_in(k_loss, number), progress
+        )
+        ok = jnp.isfinite(value) & jnp.isfinite(optax.global_norm(gradient))
+        updates, new_opt_state = (optimizer or ADAM).update(gradient, opt_state, arrays)
+        if optimizer is None:
+            updates = jax.tree.map(lambda u: -rate * schedule(progress) * u, updates)
+        new = (optax.apply_updates(arrays, updates), new_opt_state)
+        arrays, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (arrays, opt_state))
+        return (arrays, opt_state, number + 1), {"loss": value, **terms, "ok": ok}
+
+    start = (arrays, state.opt_state, state.step)
+    (arrays, opt_state, number), info = jax.lax.scan(step, start, order.reshape(-1, batch_size))
+    return _State(eqx.combine(arrays, static), opt_state, number), info
+
+
+@eqx.filter_jit
+def _validate(networks: Networks, held_out: Example, progress, loss):
+    def one(example: Example):
+        return sum(loss(networks, example, None, progress).values())
+
+    return jnp.mean(jax.lax.map(one, held_out, batch_size=VALIDATION_BLOCK))

@@ -1,0 +1,20 @@
+"""The names that signatures share. `theta` are parameters, `x` are data, everywhere."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from jaxtyping import Array, Float, Key, PyTree
+
+PRNGKey: TypeAlias = Key[Array, ""]
+"""One random key, from `jax.random.key`."""
+
+Scalar: TypeAlias = Float[Array, ""]
+
+Theta: TypeAlias = Mapping[str, Array]
+"""Named parameters in the user's own space, one array a name."""
+
+Data: TypeAlias = PyTree[Array]
+"""What a simulator returns: an array, or a dictionary of arrays."""
+
+Flat: TypeAlias = Float[Array, " d"]
+"""Parameters or data as the networks see them: flat, unconstrained, standardised."""
