@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from consilience.data import DataSpace, Layout
-from consilience.flows import Flow
+from consilience.flows import Context, Flow
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar, Theta
 
@@ -38,7 +38,7 @@ class Posterior(eqx.Module):
     parameters: ParameterSpace
     data: DataSpace
 
-    def context(self, x: Data) -> Array:
+    def context(self, x: Data) -> Context:
         """What the flow needs of one dataset, shared by all parameters evaluated on it."""
         return self.flow.prepare(self.summary(self.data.standardise(x)))
 
@@ -46,7 +46,7 @@ class Posterior(eqx.Module):
         """The log density of one set of parameters given one dataset."""
         return self.log_prob_in_context(theta, self.context(x))
 
-    def log_prob_in_context(self, theta: Theta, context: Array) -> Scalar:
+    def log_prob_in_context(self, theta: Theta, context: Context) -> Scalar:
         u, log_det = self.parameters.to_vector(theta)
         inside = self.parameters.contains(theta)
         return jnp.where(inside, self.flow.log_prob(u, context) + log_det, -jnp.inf)
@@ -55,7 +55,7 @@ class Posterior(eqx.Module):
         """One draw given one dataset, inside the prior's support."""
         return self.sample_in_context(key, self.context(x))
 
-    def sample_in_context(self, key: PRNGKey, context: Array) -> Theta:
+    def sample_in_context(self, key: PRNGKey, context: Context) -> Theta:
         return self.parameters.from_vector(self.flow.sample(key, context)[0])
 
 
@@ -113,7 +113,7 @@ def likelihood_standard(
     return jnp.sum(jnp.where(units.mask > 0, each(units.values, contexts, keys), 0.0))
 
 
-def _contexts(flow: Flow, u: Flat, side: Array) -> Array:
+def _contexts(flow: Flow, u: Flat, side: Array) -> Context:
     return jax.vmap(lambda row: flow.prepare(jnp.concatenate([u, row])))(side)
 
 

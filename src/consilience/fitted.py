@@ -41,11 +41,12 @@ class History:
     """How training went.
 
     `terms`: named losses, one value an epoch; `skipped` counts steps that were not finite.
+    `best_epochs`: the epoch whose weights were kept, for each learned density.
     `stopped`: "finished", "early" or "interrupted".
     """
 
     terms: dict[str, np.ndarray]
-    best_epoch: int
+    best_epochs: dict[str, int]
     stopped: str
     seconds: float
     simulations: int
@@ -121,15 +122,16 @@ class Fit(eqx.Module):
         return save(self, path)
 
     def __repr__(self) -> str:
-        learned = [n for n in ("posterior", "likelihood", "prior") if getattr(self, n) is not None]
         h = self.history
-        loss = {name: values[h.best_epoch - 1] for name, values in h.terms.items()}
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in loss.items() if value)
+        kept = ", ".join(f"{name} {epoch}" for name, epoch in h.best_epochs.items())
+        last = {name: values[-1] for name, values in h.terms.items()}
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value)
         return (
-            f"Fit: {' and '.join(learned)} of {', '.join(self.posterior.parameters.names)}\n"
+            f"Fit: {' and '.join(h.best_epochs)} of {', '.join(self.posterior.parameters.names)}\n"
             f"  {h.simulations} simulations, {len(h.terms['loss'])} epochs, {h.seconds:.1f} s, "
             f"{h.stopped}\n"
-            f"  best epoch {h.best_epoch}: {shown}"
+            f"  last epoch: {losses}\n"
+            f"  kept epoch: {kept}"
         )
 
 

@@ -8,10 +8,11 @@ $$\mathcal{L}_\mathrm{NPE}(\phi) = \mathbb{E}_{p(\theta, x)}[-\log q_\phi(\theta
   [-\log q_\phi(\theta \mid x) - \log q_\eta(x \mid \theta)].$$
 
 A loss is a callable of the networks, one example, a key and the training progress in [0, 1];
-it returns its named terms, and training minimises their sum.
+it returns its named terms, and training minimises their sum. `parts` names groups of
+networks that share no term: the best epoch of each is picked by its own terms.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -34,6 +35,11 @@ class MaximumLikelihood(eqx.Module):
     """NPE; NPLE where a likelihood is learned too; and the prior where its density is."""
 
     data: DataSpace
+    parts: ClassVar = {
+        "posterior": ("summary", "posterior"),
+        "likelihood": ("likelihood",),
+        "prior": ("prior",),
+    }
 
     def __call__(
         self, networks: Networks, example: Example, key: PRNGKey | None, progress: Scalar

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array
 
 from consilience.data import DATA, Kind, Layout, Set, make_layout
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
@@ -101,7 +102,7 @@ class Model(eqx.Module):
         theta = self.prior.draw(k_theta)
         return theta, self.simulator(k_x, self.unwrap(theta))
 
-    def log_likelihood(self, theta: Theta, x: Data) -> Scalar:
+    def log_likelihood(self, theta: Theta, x: Data) -> Array:
         """The model's own log-likelihood of one dataset under one set of parameters."""
         theta = self.unwrap(theta)
         if not isinstance(self.likelihood, PerRow):

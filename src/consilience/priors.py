@@ -8,6 +8,7 @@ NumPyro model.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -95,7 +96,7 @@ class ImplicitPrior:
     support: Mapping[str, Constraint] = dataclasses.field(default_factory=dict)
 
 
-def as_prior(prior: dist.Distribution | Mapping[str, dist.Distribution] | ImplicitPrior) -> Prior:
+def as_prior(prior: Any) -> Prior:
     """Whatever a user may pass as a prior, as a `Prior`."""
     if isinstance(prior, ImplicitPrior):
         return _from_draws(prior)
@@ -158,18 +159,18 @@ def _from_draws(prior: ImplicitPrior) -> Prior:
 def log_prob_in_support(part: dist.Distribution, value) -> Scalar:
     """The log density, minus infinity outside the support (NumPyro leaves that undefined)."""
     inside = jnp.all(part.support(value))
-    return jnp.where(inside, jnp.sum(part.log_prob(value)), -jnp.inf)
+    safe = jnp.where(inside, value, part.support.feasible_like(value))
+    return jnp.where(inside, jnp.sum(part.log_prob(safe)), -jnp.inf)
 
 
 def transform_to(support: Constraint, name: str) -> Transform:
     """The map from real numbers to a support, or an error that says why there is none."""
-    if support.is_discrete:
-        reason = "its values are discrete: sum over them in the likelihood, and leave it out"
-    else:
-        try:
+    try:
+        if not support.is_discrete:
             return biject_to(support)
-        except NotImplementedError:
-            reason = "NumPyro knows no map from real numbers to it"
+        reason = "its values are discrete: sum over them in the likelihood, and leave it out"
+    except NotImplementedError:
+        reason = "NumPyro knows no map from real numbers to it"
     raise ValueError(f"The prior of {name!r} has the support {support}, but {reason}.")
 
 

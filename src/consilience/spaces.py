@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 from numpyro.distributions.transforms import Transform
 
@@ -31,7 +32,7 @@ class ParameterSpace(eqx.Module):
     sizes: tuple[int, ...] = eqx.field(static=True)
     _shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
-    def __init__(self, prior: Prior, loc: Flat | None = None, scale: Flat | None = None):
+    def __init__(self, prior: Prior, loc: ArrayLike | None = None, scale: ArrayLike | None = None):
         self.transforms = prior.transforms
         self.names = prior.names
         self.sizes = tuple(prior.n_real(name) for name in prior.names)

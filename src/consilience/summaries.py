@@ -135,6 +135,7 @@ class _DeepSet(eqx.Module):
     rows: tuple[Linear, ...]
     pooled: tuple[Linear, ...]
     head: MLP
+    skip: Linear
     pooling: tuple[str, ...] = eqx.field(static=True)
 
     def __init__(self, spec: DeepSet, rng: Generator, layout: Layout, out: int):
@@ -145,15 +146,18 @@ class _DeepSet(eqx.Module):
         self.pooling = spec.pooling
         self.pooled = tuple(Linear(n_pools * n, spec.width, rng) for n in sizes)
         self.head = MLP((n_pools * spec.width + 1, spec.width, spec.width, out), rng)
+        self.skip = Linear(n_pools * layout.n_features, out, rng)
 
     def __call__(self, x: Named) -> Flat:
         h, mask = self.layout.features(x), self.layout.mask(x)
+        # Means of the data themselves go straight through: often they say most.
+        direct = self.skip(_pool(h, mask, self.pooling))
         for rows, pooled in zip(self.rows, self.pooled, strict=True):
             shared = pooled(_pool(h, mask, self.pooling))
             h = jax.vmap(lambda row, f=rows, s=shared: jax.nn.silu(f(row) + s))(h)
         # Pooling forgets how many rows there were, and the posterior must not.
         count = jnp.log1p(jnp.sum(mask))[None] - jnp.log1p(self.layout.rows)
-        return self.head(jnp.concatenate([_pool(h, mask, self.pooling), count]))
+        return direct + self.head(jnp.concatenate([_pool(h, mask, self.pooling), count]))
 
 
 def _pool(

@@ -191,8 +191,8 @@ def default_batch(n: int) -> int:
 
 
 def default_epochs(n: int, batch_size: int) -> int:
-    """About 4,000 steps, and at least 20 epochs."""
-    return max(20, round(4000 / max(1, n // batch_size)))
+    """About 2,000 steps, and at least 15 epochs: longer overfits what a budget can tell."""
+    return max(15, round(2000 / (n // batch_size)))
 
 
 def build_networks(
@@ -268,7 +268,7 @@ def _train(
     # Arrays, not numbers: another value of these compiles nothing anew.
     total, rate = jnp.asarray(float(steps * epochs)), jnp.asarray(learning_rate, float)
     record: list[dict[str, float]] = []
-    best, best_loss, best_epoch, stopped = networks, np.inf, 0, "finished"
+    best, stopped = _Best(networks, loss.parts), "finished"
     start = time.perf_counter()
     bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
     try:
@@ -285,16 +285,16 @@ def _train(
                 batch_size=batch_size,
             )
             row = _summarise(jax.device_get(info), epoch, steps)
-            judged = row["loss"]
+            judged = None
             if held_out is not None:
-                done = state.step / total
-                judged = row["validation"] = float(_validate(state.networks, held_out, done, loss))
+                scores = _validate(state.networks, held_out, state.step / total, loss)
+                judged = {name: float(score) for name, score in scores.items()}
+                row["validation"] = sum(judged.values())
             record.append(row)
-            if held_out is None or judged < best_loss:
-                best, best_loss, best_epoch = state.networks, judged, epoch
+            best.update(state.networks, judged, epoch)
             bar.update()
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items() if value})
-            if patience is not None and epoch - best_epoch >= patience:
+            if patience is not None and epoch - max(best.epochs.values()) >= patience:
                 stopped = "early"
                 break
     except KeyboardInterrupt:
@@ -306,12 +306,33 @@ def _train(
         bar.close()
     history = History(
         terms={name: np.array([row.get(name, np.nan) for row in record]) for name in record[0]},
-        best_epoch=best_epoch,
+        best_epochs=best.epochs,
         stopped=stopped,
         seconds=time.perf_counter() - start,
         simulations=len(examples.u) + (0 if held_out is None else len(held_out.u)),
     )
-    return best, history
+    return best.networks, history
+
+
+class _Best:
+    """The best networks so far: each part by its own held-out loss, or simply the last."""
+
+    def __init__(self, networks: Networks, parts: dict[str, tuple[str, ...]]):
+        self.networks = networks
+        self.parts = {
+            name: fields for name, fields in parts.items() if getattr(networks, fields[-1])
+        }
+        self.scores = dict.fromkeys(self.parts, np.inf)
+        self.epochs = dict.fromkeys(self.parts, 0)
+
+    def update(self, networks: Networks, scores: dict[str, float] | None, epoch: int):
+        for part, fields in self.parts.items():
+            score = -np.inf if scores is None else scores[part]
+            if score < self.scores[part] or scores is None:
+                fresh = [getattr(networks, field) for field in fields]
+                where = lambda n, fields=fields: [getattr(n, field) for field in fields]  # noqa: E731
+                self.networks = eqx.tree_at(where, self.networks, fresh)
+                self.scores[part], self.epochs[part] = score, epoch
 
 
 def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str, float]:
@@ -367,6 +388,7 @@ def _epoch(
 @eqx.filter_jit
 def _validate(networks: Networks, held_out: Example, progress, loss):
     def one(example: Example):
-        return sum(loss(networks, example, None, progress).values())
+        return loss(networks, example, None, progress)
 
-    return jnp.mean(jax.lax.map(one, held_out, batch_size=VALIDATION_BLOCK))
+    each = jax.lax.map(one, held_out, batch_size=VALIDATION_BLOCK)
+    return jax.tree.map(jnp.mean, each)

@@ -1,19 +1,19 @@
 """The names that signatures share. `theta` are parameters, `x` are data, everywhere."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 PRNGKey: TypeAlias = Key[Array, ""]
 """One random key, from `jax.random.key`."""
 
 Scalar: TypeAlias = Float[Array, ""]
 
-Theta: TypeAlias = Mapping[str, Array]
+Theta: TypeAlias = Mapping[str, Any]
 """Named parameters in the user's own space, one array a name."""
 
-Data: TypeAlias = PyTree[Array]
+Data: TypeAlias = Any
 """What a simulator returns: an array, or a dictionary of arrays."""
 
 Flat: TypeAlias = Float[Array, " d"]

@@ -71,7 +71,7 @@ def exact_sample(
     return draws.reshape(*x.shape[:-2], n, 2)
 
 
-PAPER_POSTERIOR = Coupling(layers=4, width=128, df=100.0)
+PAPER_POSTERIOR = Coupling(layers=4, width=128, df=100.0, dropout=0.2, l2=1e-3)
 """The paper's flow: four spline layers over a Student-t with 100 degrees of freedom."""
 PAPER_SUMMARY = DeepSet(out=4)
 PAPER_EPOCHS = 35

@@ -1,0 +1,56 @@
+"""Shape checks at run time for the whole package, and the fits that several tests share."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook("consilience", "beartype.beartype")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+import pytest  # noqa: E402
+
+import consilience as cs  # noqa: E402
+
+ROWS = 10
+
+
+def conjugate_model(dim: int) -> cs.Model:
+    """Rows N(theta, I) under theta ~ N(0, I): the posterior is N(n mean / (n + 1), I / (n + 1))."""
+    return cs.Model(
+        prior=dist.Normal(0.0, 1.0).expand([dim]).to_event(1),
+        simulator=lambda key, theta: theta + jax.random.normal(key, (ROWS, dim)),
+        log_likelihood=cs.PerRow(lambda theta, row: jnp.sum(dist.Normal(theta, 1.0).log_prob(row))),
+        data=cs.Set(),
+    )
+
+
+SMALL = cs.Coupling(layers=1, width=16)
+
+
+@pytest.fixture(scope="session")
+def named_model() -> cs.Model:
+    """Two named parameters, one positive, and ten numbers a dataset."""
+    return cs.Model(
+        prior={"mu": dist.Normal(0.0, 1.0), "sigma": dist.LogNormal(0.0, 0.5)},
+        simulator=lambda key, t: t["mu"] + t["sigma"] * jax.random.normal(key, (ROWS, 1)),
+        data=cs.Set(),
+    )
+
+
+@pytest.fixture(scope="session")
+def named_sims(named_model):
+    return cs.simulate(named_model, 256, key=jax.random.key(0))
+
+
+@pytest.fixture(scope="session")
+def named_fit(named_model, named_sims):
+    """Posterior and likelihood, small and quick: for what does not need a good fit."""
+    return cs.fit(
+        named_model,
+        named_sims,
+        key=jax.random.key(1),
+        posterior=SMALL,
+        likelihood=SMALL,
+        epochs=3,
+        progress=False,
+    )
