@@ -23,10 +23,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "spline-1-t3": Case(Coupling(Spline(4), df=3.0, **SMALL), 1, 3),
-    "spline-2": Case(Coupling(Spline(5), depth=1, **SMALL), 2, 3),
-    "spline-2-t3-permuted-free": Case(Coupling(Spline(3), df=3.0, rotate=False, **SMALL), 2, 0),
-    "spline-5-t100-permuted": Case(Coupling(Spline(3), df=100.0, rotate=False, **SMALL), 5, 3),
+    "spline-1-t3": Case(Coupling(Spline(8), df=3.0, depth=1, **SMALL), 1, 3),
+    "spline-2": Case(Coupling(Spline(4), depth=1, **SMALL), 2, 3),
+    "spline-2-t3-permuted-free": Case(Coupling(Spline(2), df=3.0, rotate=False, **SMALL), 2, 0),
+    "spline-5-t100-permuted": Case(Coupling(Spline(2), df=100.0, rotate=False, **SMALL), 5, 3),
     "spline-160": Case(Coupling(Spline(2), depth=1, **SMALL), 160, 3),
     "affine-1-t100-free": Case(Coupling(Affine(), df=100.0, **SMALL), 1, 0),
     "affine-2": Case(Coupling(Affine(), **SMALL), 2, 3),
@@ -66,6 +66,12 @@ def batch(name, *, reach=None):
     return jnp.asarray(base if reach is None else rng.uniform(-reach, reach, shape), float)
 
 
+def compiled(function):
+    """With NumPy arrays out, so that what tests compute of them compiles nothing."""
+    run = eqx.filter_jit(function)
+    return lambda *args: jax.device_get(run(*args))
+
+
 def to_base(flow, values, condition):
     # One compilation serves two laws: the small flows in float64 also give a jacobian.
     if values.dtype == jnp.float64 and flow.dim <= 5:
@@ -73,12 +79,12 @@ def to_base(flow, values, condition):
     return to_base_only(flow, values, condition)
 
 
-@eqx.filter_jit
+@compiled
 def to_base_only(flow, values, condition):
     return jax.vmap(flow.to_base, in_axes=(0, None))(values, flow.prepare(condition))
 
 
-@eqx.filter_jit
+@compiled
 def to_base_and_jacobian(flow, values, condition):
     context = flow.prepare(condition)
 
@@ -90,17 +96,17 @@ def to_base_and_jacobian(flow, values, condition):
     return outputs, jacobian
 
 
-@eqx.filter_jit
+@compiled
 def from_base(flow, z, condition):
     return jax.vmap(flow.from_base, in_axes=(0, None))(z, flow.prepare(condition))
 
 
-@eqx.filter_jit
+@compiled
 def log_prob(flow, values, condition):
     return jax.vmap(flow.log_prob, in_axes=(0, None))(values, flow.prepare(condition))
 
 
-@eqx.filter_jit
+@compiled
 def sample(flow, keys, condition):
     return jax.vmap(flow.sample, in_axes=(0, None))(keys, flow.prepare(condition))
 
@@ -145,7 +151,7 @@ def test_the_flows_are_bent(name):
     flow, condition = bent_flow(name)
     values = batch(name)
     z, _ = to_base(flow, values, condition)
-    assert jnp.mean(jnp.abs(z - values)) > 0.4
+    assert np.mean(np.abs(z - values)) > 0.4
     design = np.c_[values, np.ones(len(values))]
     off_the_line = np.std(z - design @ np.linalg.lstsq(design, z)[0]) / np.std(z)
     if isinstance(flow.spec.transform, Spline):
@@ -153,7 +159,7 @@ def test_the_flows_are_bent(name):
     elif flow.dim > 1:
         assert off_the_line > 0.02
     if condition.size:
-        assert jnp.mean(jnp.abs(z - to_base(flow, values, -condition)[0])) > 0.4
+        assert np.mean(np.abs(z - to_base(flow, values, -condition)[0])) > 0.4
 
 
 @pytest.mark.parametrize("reach", [None, 50.0], ids=["near", "far"])
@@ -213,7 +219,7 @@ def test_samples_match_the_density_in_2d(name):
 
 def base_draws(dim, df, n=10_000):
     keys = jax.random.split(jax.random.key(4), n)
-    return np.asarray(jax.jit(jax.vmap(lambda key: base_sample(key, dim, df)))(keys))
+    return compiled(jax.vmap(lambda key: base_sample(key, dim, df)))(keys)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +265,13 @@ def test_one_layer_transforms_every_coordinate(dim):
     flow = bend(spec.build(jax.random.key(0), dim=dim, condition=0))
     where = lambda f: f.steps.conditioner.from_value.weight  # noqa: E731
     flow = eqx.tree_at(where, flow, replace_fn=jnp.zeros_like)
-    values = jnp.linspace(-2, 2, 9)[:, None, None] * jnp.eye(dim)
-    z, _ = to_base(flow, values.reshape(-1, dim), jnp.zeros(0))
+    values = np.linspace(-2, 2, 9)[:, None, None] * np.eye(dim)
+    z, _ = to_base_only(flow, values.reshape(-1, dim), jnp.zeros(0))
     z = z.reshape(values.shape)
-    moved = jnp.max(jnp.abs(z - z[:1]), axis=0) > 1e-3
-    assert jnp.all(jnp.sum(moved, axis=0) == 1) and jnp.all(jnp.sum(moved, axis=1) == 1)
-    bent = jnp.max(jnp.abs(jnp.diff(z, n=2, axis=0)), axis=(0, 2))
-    assert jnp.min(bent) > 1e-3
+    moved = np.max(np.abs(z - z[:1]), axis=0) > 1e-3
+    assert np.all(np.sum(moved, axis=0) == 1) and np.all(np.sum(moved, axis=1) == 1)
+    bent = np.max(np.abs(np.diff(z, n=2, axis=0)), axis=(0, 2))
+    assert np.min(bent) > 1e-3
 
 
 def dropout_flow(share):
@@ -273,7 +279,7 @@ def dropout_flow(share):
     return bend(spec.build(jax.random.key(0), dim=2, condition=3))
 
 
-@eqx.filter_jit
+@compiled
 def log_prob_of_one(flow, key):
     return flow.log_prob(jnp.array([0.5, -1.0]), flow.prepare(jnp.ones(3)), key)
 
@@ -293,14 +299,14 @@ def test_dropout_keeps_the_mean(share):
     spec = Coupling(Affine(), dropout=share, depth=1, **SMALL)
     flow = bend(spec.build(jax.random.key(0), dim=2, condition=3))
     conditioner = jax.tree.map(lambda leaf: leaf[0], flow.steps.conditioner)
-    run = jax.jit(jax.vmap(lambda key: conditioner(jnp.ones(1), jnp.ones(16), key)))
+    run = compiled(jax.vmap(lambda key: conditioner(jnp.ones(1), jnp.ones(16), key)))
     raw = run(jax.random.split(jax.random.key(1), 10_000))
-    error = jnp.mean(raw, axis=0) - conditioner(jnp.ones(1), jnp.ones(16), None)
-    assert jnp.all(jnp.abs(error) < 4 * jnp.std(raw, axis=0) / 100)
+    error = np.mean(raw, axis=0) - conditioner(jnp.ones(1), jnp.ones(16), None)
+    assert np.all(np.abs(error) < 4 * np.std(raw, axis=0) / 100)
 
 
 def test_dropout_of_nearly_all_units():
-    assert jnp.isfinite(log_prob_of_one(dropout_flow(0.999), jax.random.key(1)))
+    assert np.isfinite(log_prob_of_one(dropout_flow(0.999), jax.random.key(1)))
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.1])

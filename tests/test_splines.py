@@ -29,7 +29,13 @@ def random_splines(bins, scale=1.5):
     """Values in and around the interval, and raw numbers that bend every spline."""
     rng = np.random.default_rng(bins)
     raw = scale * rng.standard_normal((n_raw(bins), N))
-    return jnp.asarray(rng.uniform(-1.2, 1.2, N) * BOUND), jnp.asarray(raw)
+    return rng.uniform(-1.2, 1.2, N) * BOUND, raw
+
+
+def compiled(function):
+    """NumPy arrays in and out, so that what tests compute around it compiles nothing."""
+    run = jax.jit(function, static_argnames="inverse")
+    return lambda value, raw, *, inverse: jax.device_get(run(value, raw, inverse=inverse))
 
 
 def _gradients(function, value, raw):
@@ -39,12 +45,12 @@ def _gradients(function, value, raw):
     return outputs, jax.vmap(pull)((jnp.stack([one, zero]), jnp.stack([zero, one])))
 
 
-@functools.partial(jax.jit, static_argnames="inverse")
+@compiled
 def evaluate(value, raw, *, inverse):
     return _gradients(functools.partial(spline, bound=BOUND, inverse=inverse), value, raw)
 
 
-@functools.partial(jax.jit, static_argnames="inverse")
+@compiled
 def evaluate_reference(value, raw, *, inverse):
     one = functools.partial(reference, inverse=inverse)
     return _gradients(jax.vmap(one, in_axes=(0, 1)), value, raw)
@@ -89,8 +95,10 @@ def knots(raw):
     return x, y, jnp.concatenate([jnp.ones(1), inner, jnp.ones(1)])
 
 
-@functools.partial(jax.jit, static_argnames="inverse")
-def central_differences(value, raw, *, inverse, step=1e-6):
+@compiled
+def central_differences(value, raw, *, inverse):
+    step = 1e-6
+
     def along(direction):
         move = lambda h: (value + h * direction[0], raw + h * direction[1:, None])  # noqa: E731
         up = spline(*move(step), bound=BOUND, inverse=inverse)
@@ -124,15 +132,15 @@ def test_derivative_agrees_with_central_differences(bins, inverse):
 def test_log_det_is_the_log_of_the_derivative(bins, inverse):
     value, raw = random_splines(bins, scale=3.0)
     (_, log_det), (slope, _) = evaluate(value, raw, inverse=inverse)
-    np.testing.assert_allclose(log_det, jnp.log(slope[0]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(log_det, np.log(slope[0]), rtol=1e-9, atol=1e-9)
     # One bin has its ends and the derivatives there fixed: it can only be the identity.
-    assert bins == 1 or jnp.std(log_det) > 1
+    assert bins == 1 or np.std(log_det) > 1
 
 
 @both_ways
 def test_derivative_at_a_knot(inverse):
     """Two bins of zeros have their inner knot at zero, where values do fall."""
-    value, raw = jnp.zeros(N), jnp.zeros((n_raw(2), N))
+    value, raw = np.zeros(N), np.zeros((n_raw(2), N))
     (_, log_det), (slope, _) = evaluate(value, raw, inverse=inverse)
     np.testing.assert_allclose(log_det, 0.0, atol=1e-12)
     np.testing.assert_allclose(slope[0], 1.0, rtol=1e-12)
@@ -145,22 +153,22 @@ def test_inverse(bins):
     (back, log_det_back), _ = evaluate(there, raw, inverse=True)
     np.testing.assert_allclose(back, value, rtol=0, atol=1e-10)
     np.testing.assert_allclose(log_det_back, -log_det, rtol=0, atol=1e-7)
-    assert bins == 1 or jnp.mean(jnp.abs(there - value)) > 0.5
+    assert bins == 1 or np.mean(np.abs(there - value)) > 0.5
 
 
 @both_ways
 def test_inverse_in_float32(inverse):
-    value, raw = (array.astype(jnp.float32) for array in random_splines(5))
+    value, raw = (array.astype(np.float32) for array in random_splines(5))
     (there, log_det), _ = evaluate(value, raw, inverse=inverse)
     (back, _), _ = evaluate(there, raw, inverse=not inverse)
-    assert there.dtype == log_det.dtype == back.dtype == jnp.float32
+    assert there.dtype == log_det.dtype == back.dtype == np.float32
     np.testing.assert_allclose(back, value, rtol=0, atol=1e-3)
 
 
 @every_kind
 def test_identity_at_zeros(bins, inverse):
-    value = jnp.linspace(-2 * BOUND, 2 * BOUND, N)
-    (result, log_det), _ = evaluate(value, jnp.zeros((n_raw(bins), N)), inverse=inverse)
+    value = np.linspace(-2 * BOUND, 2 * BOUND, N)
+    (result, log_det), _ = evaluate(value, np.zeros((n_raw(bins), N)), inverse=inverse)
     np.testing.assert_allclose(result, value, rtol=0, atol=1e-14)
     np.testing.assert_allclose(log_det, 0.0, atol=1e-14)
 
@@ -168,8 +176,8 @@ def test_identity_at_zeros(bins, inverse):
 @every_kind
 def test_identity_outside_the_bound(bins, inverse):
     _, raw = random_splines(bins, scale=3.0)
-    ends = jnp.array([-1e30, -50.0, -BOUND, BOUND, np.nextafter(BOUND, 9.0), 50.0, 1e6, 1e30])
-    value = jnp.tile(ends, N // ends.size)
+    ends = np.array([-1e30, -50.0, -BOUND, BOUND, np.nextafter(BOUND, 9.0), 50.0, 1e6, 1e30])
+    value = np.tile(ends, N // ends.size)
     (result, log_det), (slope, by_raw) = evaluate(value, raw, inverse=inverse)
     np.testing.assert_array_equal(result, value)
     np.testing.assert_array_equal(log_det, 0.0)
@@ -180,7 +188,7 @@ def test_identity_outside_the_bound(bins, inverse):
 @every_kind
 def test_value_and_derivative_continuous_at_the_bound(bins, inverse):
     _, raw = random_splines(bins)
-    end = BOUND * jnp.tile(jnp.array([-1.0, 1.0]), N // 2)
+    end = BOUND * np.tile(np.array([-1.0, 1.0]), N // 2)
     (result, log_det), _ = evaluate(end * (1 - 1e-10), raw, inverse=inverse)
     np.testing.assert_allclose(result, end, rtol=0, atol=1e-8)
     np.testing.assert_allclose(log_det, 0.0, atol=1e-6)
@@ -189,27 +197,27 @@ def test_value_and_derivative_continuous_at_the_bound(bins, inverse):
 @every_kind
 def test_monotone(bins, inverse):
     _, raw = random_splines(bins, scale=3.0)
-    value = jnp.tile(jnp.linspace(-1.1 * BOUND, 1.1 * BOUND, 100), N // 100)
-    raw = jnp.repeat(raw[:, : N // 100], 100, axis=1)
+    value = np.tile(np.linspace(-1.1 * BOUND, 1.1 * BOUND, 100), N // 100)
+    raw = np.repeat(raw[:, : N // 100], 100, axis=1)
     (result, _), _ = evaluate(value, raw, inverse=inverse)
-    assert jnp.min(jnp.diff(result.reshape(-1, 100), axis=1)) > 0
+    assert np.min(np.diff(result.reshape(-1, 100), axis=1)) > 0
 
 
 @both_ways
 def test_monotone_in_float32(inverse):
     """Between neighbouring numbers too, where rounding could turn the order around."""
-    _, raw = (array.astype(jnp.float32) for array in random_splines(5))
-    start = jnp.linspace(-BOUND, BOUND, N // 50, dtype=jnp.float32)
-    raw = jnp.repeat(raw[:, : N // 50], 50, axis=1)
-    value = (start[:, None] + 1e-4 * jnp.arange(50, dtype=jnp.float32)).reshape(-1)
+    _, raw = (array.astype(np.float32) for array in random_splines(5))
+    start = np.linspace(-BOUND, BOUND, N // 50, dtype=np.float32)
+    raw = np.repeat(raw[:, : N // 50], 50, axis=1)
+    value = (start[:, None] + 1e-4 * np.arange(50, dtype=np.float32)).reshape(-1)
     (result, _), _ = evaluate(value, raw, inverse=inverse)
-    assert jnp.min(jnp.diff(result.reshape(-1, 50), axis=1)) > -1e-6
+    assert np.min(np.diff(result.reshape(-1, 50), axis=1)) > -1e-6
 
 
 @both_ways
 def test_extreme_raw_numbers_stay_finite(inverse):
     rng = np.random.default_rng(0)
-    raw = jnp.asarray(rng.choice([-1e4, 0.0, 1e4], (n_raw(5), N)), jnp.float32)
-    value = jnp.asarray(rng.uniform(-1.2, 1.2, N) * BOUND, jnp.float32)
+    raw = np.asarray(rng.choice([-1e4, 0.0, 1e4], (n_raw(5), N)), np.float32)
+    value = np.asarray(rng.uniform(-1.2, 1.2, N) * BOUND, np.float32)
     for leaf in jax.tree.leaves(evaluate(value, raw, inverse=inverse)):
-        assert jnp.isfinite(leaf).all()
+        assert np.isfinite(leaf).all()

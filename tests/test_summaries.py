@@ -29,7 +29,13 @@ ROWS, THERE = 7, 4
 MASKED = make_layout({"y": (ROWS, 2), "there": (ROWS,)}, Set(mask="there"), bare=False)
 
 
-@eqx.filter_jit
+def compiled(function):
+    """With NumPy arrays out, so that what tests compute of them compiles nothing."""
+    run = eqx.filter_jit(function)
+    return lambda *args: jax.device_get(run(*args))
+
+
+@compiled
 def summarise(network, x):
     return jax.vmap(network)(x)
 
@@ -47,7 +53,7 @@ def padded_sets(n=8):
     rng = np.random.default_rng(1)
     mask = np.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0])
     y = rng.standard_normal((n, ROWS, 2))
-    return {"y": jnp.asarray(y, float), "there": jnp.asarray(np.tile(mask, (n, 1)), float)}
+    return {"y": y, "there": np.tile(mask, (n, 1))}
 
 
 @every_set
@@ -55,22 +61,22 @@ def test_row_order_changes_nothing(name):
     network, x = build(SETS[name], MASKED), padded_sets()
     orders = np.stack([np.random.default_rng(i).permutation(ROWS) for i in range(8)])
     shuffled = {
-        "y": jnp.take_along_axis(x["y"], orders[:, :, None], axis=1),
-        "there": jnp.take_along_axis(x["there"], orders, axis=1),
+        "y": np.take_along_axis(x["y"], orders[:, :, None], axis=1),
+        "there": np.take_along_axis(x["there"], orders, axis=1),
     }
     summary = summarise(network, x)
     assert summary.shape == (8, 5)
     np.testing.assert_allclose(summarise(network, shuffled), summary, rtol=1e-5, atol=1e-5)
     # Not because it says nothing: rows, and which of them are there, both matter.
-    assert jnp.min(jnp.std(summary, axis=0)) > 0.01
+    assert np.min(np.std(summary, axis=0)) > 0.01
     mixed = summarise(network, x | {"y": shuffled["y"]})
-    assert jnp.max(jnp.abs(mixed - summary)) > 0.01
+    assert np.max(np.abs(mixed - summary)) > 0.01
 
 
 @every_set
 def test_padding_changes_nothing(name):
     network, x = build(SETS[name], MASKED), padded_sets()
-    garbage = jnp.where(x["there"][:, :, None] > 0, x["y"], 1e3 * x["y"][::-1] + 500.0)
+    garbage = np.where(x["there"][:, :, None] > 0, x["y"], 1e3 * x["y"][::-1] + 500.0)
     summary = summarise(network, x)
     np.testing.assert_array_equal(summarise(network, x | {"y": garbage}), summary)
 
@@ -91,25 +97,25 @@ def test_padded_and_unpadded_sets_agree(name):
 def test_the_number_of_rows_is_seen(name):
     """A set of equal rows pools to the same numbers, however many there are."""
     network, x = build(SETS[name], MASKED), padded_sets()
-    equal = jnp.broadcast_to(x["y"][:, :1], x["y"].shape)
+    equal = np.repeat(x["y"][:, :1], ROWS, axis=1)
     few, many = (
         summarise(network, {"y": equal, "there": there})
-        for there in (x["there"], jnp.ones_like(x["there"]))
+        for there in (x["there"], np.ones_like(x["there"]))
     )
-    assert jnp.min(jnp.max(jnp.abs(few - many), axis=1)) > 0.01
+    assert np.min(np.max(np.abs(few - many), axis=1)) > 0.01
 
 
 @every_set
 def test_an_empty_set_is_finite(name):
     network, x = build(SETS[name], MASKED), padded_sets()
-    summary = summarise(network, x | {"there": jnp.zeros_like(x["there"])})
-    assert jnp.isfinite(summary).all()
+    summary = summarise(network, x | {"there": np.zeros_like(x["there"])})
+    assert np.isfinite(summary).all()
 
 
 @every_set
 def test_padding_of_an_empty_set_changes_nothing(name):
     network, x = build(SETS[name], MASKED), padded_sets()
-    summary = summarise(network, x | {"there": jnp.zeros_like(x["there"])})
+    summary = summarise(network, x | {"there": np.zeros_like(x["there"])})
     np.testing.assert_allclose(summary, summary[:1].repeat(8, axis=0), rtol=1e-5, atol=1e-5)
 
 
@@ -117,43 +123,40 @@ def test_padding_of_an_empty_set_changes_nothing(name):
 def test_gradients_of_sets_are_finite(name):
     """With and without rows, and among equal rows, where the maximum has ties."""
     network, x = build(SETS[name], MASKED), padded_sets()
+    y, there = x["y"][0], x["there"][0]
 
-    @eqx.filter_jit
+    @compiled
     @eqx.filter_grad
     def gradient(network_and_y, there):
         network, y = network_and_y
-        return jnp.sum(jax.vmap(network)({"y": y, "there": there}) ** 2)
+        return jnp.sum(network({"y": y, "there": there}) ** 2)
 
-    for y, there in [
-        (jnp.ones_like(x["y"]), x["there"]),
-        (x["y"], jnp.zeros_like(x["there"])),
-        (x["y"], x["there"]),
-    ]:
-        by_network, by_y = gradient((network, y), there)
+    for rows, mask in [(np.ones_like(y), there), (y, np.zeros_like(there)), (y, there)]:
+        by_network, by_y = gradient((network, rows), mask)
         for leaf in jax.tree.leaves((by_network, by_y)):
-            assert jnp.isfinite(leaf).all()
-    assert jnp.any(by_network.head.layers[0].weight != 0)
-    np.testing.assert_array_equal(jnp.any(by_y != 0, axis=2), x["there"])
+            assert np.isfinite(leaf).all()
+    assert np.any(by_network.head.layers[0].weight != 0)
+    assert np.any(by_y[there == 1] != 0) and np.all(by_y[there == 0] == 0)
 
 
 def test_side_information_goes_with_its_row():
     layout = make_layout({"y": (4, 2), "t": (4,), "n": ()}, Set(side=("t", "n")), bare=False)
     assert (layout.rows, layout.n_features) == (4, 4)
-    network, key = build(DeepSet(out=5, width=16), layout), jax.random.key(0)
+    network = build(DeepSet(out=5, width=16), layout)
     order = np.array([2, 0, 3, 1])
-    y, t = jax.random.normal(key, (4, 2)), jnp.arange(4.0)
+    y, t = np.random.default_rng(0).standard_normal((4, 2)), np.arange(4.0)
     batch = {
-        "y": jnp.stack([y, y[order], y[order], y]),
-        "t": jnp.stack([t, t[order], t, t]),
-        "n": jnp.array([0.0, 0.0, 0.0, 1.0]),
+        "y": np.stack([y, y[order], y[order], y]),
+        "t": np.stack([t, t[order], t, t]),
+        "n": np.array([0.0, 0.0, 0.0, 1.0]),
     }
     summary = summarise(network, batch)
     np.testing.assert_allclose(summary[1], summary[0], rtol=1e-5, atol=1e-5)
-    assert jnp.max(jnp.abs(summary[2] - summary[0])) > 0.01
-    assert jnp.max(jnp.abs(summary[3] - summary[0])) > 0.01
+    assert np.max(np.abs(summary[2] - summary[0])) > 0.01
+    assert np.max(np.abs(summary[3] - summary[0])) > 0.01
 
 
-@eqx.filter_jit
+@compiled
 def summary_and_gradient(network, x):
     """The summary of one array, and the gradient of its sum."""
     summary, pull = jax.vjp(lambda x: network({"data": x}), x)
@@ -174,7 +177,7 @@ def plain_convolutions(network, x):
     return network.head(jnp.asarray(h.reshape(-1)))
 
 
-@pytest.mark.parametrize(("length", "blocks"), [(3, 0), (8, 0), (9, 1), (10, 1), (160, 5)])
+@pytest.mark.parametrize(("length", "blocks"), [(3, 0), (9, 1), (10, 1), (160, 5)])
 def test_convolutions(length, blocks):
     network = build(Convolutions(out=4, width=8), bare((length, 2), Series()))
     assert len(network.blocks) == blocks
@@ -182,7 +185,7 @@ def test_convolutions(length, blocks):
     summary, by_x = summary_and_gradient(network, x)
     assert summary.shape == (4,)
     np.testing.assert_allclose(summary, plain_convolutions(network, x), rtol=1e-4, atol=1e-5)
-    assert jnp.all(jnp.isfinite(by_x) & (by_x != 0))
+    assert np.all(np.isfinite(by_x) & (by_x != 0))
 
 
 def test_convolutions_of_numbers_without_channels():
@@ -198,7 +201,7 @@ def test_dense():
     flat = x.reshape(-1)
     expected = network.skip(flat) + network.layers(flat)
     np.testing.assert_allclose(summary, expected, rtol=1e-5, atol=1e-6)
-    assert jnp.all(jnp.isfinite(by_x) & (by_x != 0))
+    assert np.all(np.isfinite(by_x) & (by_x != 0))
 
 
 def test_identity_is_data_and_side_information():

@@ -8,7 +8,7 @@ them into the units whose densities a learned likelihood multiplies.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -159,10 +159,10 @@ class Layout:
         parts = [jnp.broadcast_to(part, (self.rows, part.shape[1])) for part in parts]
         return jnp.concatenate([jnp.zeros((self.rows, 0)), *parts], axis=1)
 
-    def named(self, x: Data) -> dict[str, Array]:
+    def named(self, x: Data) -> dict[str, Any]:
         return {DATA: x} if self.bare else dict(x)
 
-    def unnamed(self, x: dict[str, Array]) -> Data:
+    def unnamed(self, x: dict[str, Any]) -> Data:
         return x[DATA] if self.bare else x
 
     def check(self, x: Data, what: str = "The observation") -> tuple[dict[str, np.ndarray], bool]:
@@ -231,7 +231,7 @@ class DataSpace(eqx.Module):
             full[self.layout.mask_name] = jnp.ones(self.layout.rows)
         return jnp.log(self.layout.units(full).values)
 
-    def from_units(self, values: Float[Array, "units n"], aside: dict[str, Array]) -> Data:
+    def from_units(self, values: Float[Array, "units n"], aside: dict[str, Any]) -> Data:
         """Data in the user's form from standardised values and what is not simulated."""
         result = dict(aside)
         for name, part in self.layout.from_units(values).items():

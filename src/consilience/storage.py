@@ -74,17 +74,16 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
     path = Path(path)
     meta, tensors = _read(path)
     _check_model(meta["model"], _fingerprint(model), path)
-    recipe = _decode(meta["recipe"])
-    if recipe.summary == _CUSTOM:
-        if summary is None:
-            raise LoadError(
-                f"{path} was made with a summary network of your own: pass an instance of it, "
-                "cs.load(path, model, summary=...)."
-            )
-        recipe = dataclasses.replace(recipe, summary=summary)
+    described = dict(meta["recipe"])
+    if described["summary"] == _CUSTOM and summary is None:
+        raise LoadError(
+            f"{path} was made with a summary network of your own: pass an instance of it, "
+            "cs.load(path, model, summary=...)."
+        )
+    recipe = _decode({**described, "summary": summary or described["summary"]})
     layout = _decode(meta["layout"])
     scaled = [name for name in layout.names if name != layout.mask_name]
-    empty = {name: np.zeros(()) for name in scaled}
+    empty = {name: jax.numpy.zeros(()) for name in scaled}
     parameters, space = ParameterSpace(model.prior), DataSpace(empty, empty, layout)
     networks = build_networks(recipe, parameters, space, jax.random.key(0))
     networks, (loc, scale), space = _fill(
@@ -191,7 +190,7 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
-        return value
+        return value  # a number, a word, or a module of the user's own
     fields = {name: _decode(item) for name, item in value.items() if name != "type"}
     if value.get("type") not in _DESCRIPTIONS:
         raise LoadError(f"The file describes a {value.get('type')!r}, unknown to this version.")

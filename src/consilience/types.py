@@ -16,5 +16,5 @@ Theta: TypeAlias = Mapping[str, Any]
 Data: TypeAlias = Any
 """What a simulator returns: an array, or a dictionary of arrays."""
 
-Flat: TypeAlias = Float[Array, " d"]
+Flat: TypeAlias = Float[Array, "_"]
 """Parameters or data as the networks see them: flat, unconstrained, standardised."""

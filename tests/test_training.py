@@ -1,0 +1,235 @@
+"""Training: the loop, its errors, its promises about compilation and keys."""
+
+import signal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import consilience as cs
+from consilience import training
+from consilience.losses import MaximumLikelihood
+from tests.conftest import SMALL
+
+
+def quick(model, sims, **settings):
+    options = {"posterior": SMALL, "epochs": 2, "progress": False, **settings}
+    return cs.fit(model, sims, key=jax.random.key(1), **options)
+
+
+def weights(fit):
+    return jax.tree.leaves(eqx.filter(fit.posterior.flow, eqx.is_array))
+
+
+def test_training_lowers_the_loss(named_model, named_sims):
+    fit = quick(named_model, named_sims, epochs=15)
+    losses = fit.history.terms["posterior"]
+    assert losses[-1] < losses[0] - 0.5
+    assert fit.history.stopped == "finished"
+    assert len(losses) == 15
+
+
+def test_the_same_key_gives_the_same_weights(named_model, named_sims):
+    first, second = quick(named_model, named_sims), quick(named_model, named_sims)
+    for a, b in zip(weights(first), weights(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = cs.fit(
+        named_model, named_sims, key=jax.random.key(2), posterior=SMALL, epochs=2, progress=False
+    )
+    assert not np.array_equal(weights(first)[0], weights(other)[0])
+
+
+def test_epochs_and_data_compile_nothing_anew(named_model, named_sims, monkeypatch):
+    traced = []
+    original = MaximumLikelihood.__call__
+
+    def counted(self, *args):
+        traced.append(1)
+        return original(self, *args)
+
+    monkeypatch.setattr(MaximumLikelihood, "__call__", counted)
+    jax.clear_caches()
+    quick(named_model, named_sims)
+    first = len(traced)
+    assert first > 0
+    more = cs.simulate(named_model, 256, key=jax.random.key(9))
+    quick(named_model, more, epochs=3, learning_rate=3e-4)
+    cs.fit(named_model, more, key=jax.random.key(5), posterior=SMALL, epochs=1, progress=False)
+    assert len(traced) == first
+
+
+def test_any_optax_optimizer_is_taken(named_model, named_sims):
+    fit = quick(named_model, named_sims, optimizer=optax.sgd(1e-2), epochs=5)
+    losses = fit.history.terms["posterior"]
+    assert losses[-1] < losses[0]
+
+
+def test_early_stopping_keeps_the_best_epoch(named_model, named_sims):
+    fit = quick(
+        named_model,
+        named_sims[:64],
+        posterior=cs.Coupling(layers=1, width=64, l2=0.0),
+        learning_rate=2e-2,
+        schedule=cs.Constant(),
+        epochs=200,
+        patience=5,
+    )
+    history = fit.history
+    assert history.stopped == "early"
+    assert len(history.terms["loss"]) == history.best_epochs["posterior"] + 5
+    assert np.argmin(history.terms["validation"]) + 1 == history.best_epochs["posterior"]
+
+
+def test_each_density_keeps_its_own_best_epoch(named_fit):
+    assert set(named_fit.history.best_epochs) == {"posterior", "likelihood"}
+
+
+def test_without_validation_the_last_epoch_counts(named_model, named_sims):
+    fit = quick(named_model, named_sims, validation=0.0)
+    assert fit.history.best_epochs == {"posterior": 2}
+    assert "validation" not in fit.history.terms
+
+
+def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
+    original, calls = training._epoch, []
+
+    def interrupted(*args, **settings):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **settings)
+
+    monkeypatch.setattr(training, "_epoch", interrupted)
+    fit = quick(named_model, named_sims, epochs=50)
+    assert fit.history.stopped == "interrupted"
+    assert len(fit.history.terms["loss"]) == 2
+    assert np.isfinite(fit.log_prob({"mu": 0.0, "sigma": 1.0}, np.zeros((10, 1))))
+
+
+class Poisoned(eqx.Module):
+    """A loss that is NaN on the examples whose first parameter is above a level."""
+
+    inner: MaximumLikelihood
+    level: float
+    parts = MaximumLikelihood.parts
+
+    def __call__(self, networks, example, key, progress):
+        terms = self.inner(networks, example, key, progress)
+        bad = example.u[0] > self.level
+        return {name: jnp.where(bad, jnp.nan, term) for name, term in terms.items()}
+
+
+@pytest.mark.parametrize("level", [2.2, 0.0])
+def test_steps_that_are_not_finite_are_skipped_and_many_are_an_error(
+    named_model, named_sims, monkeypatch, level
+):
+    monkeypatch.setattr(
+        training, "MaximumLikelihood", lambda data: Poisoned(MaximumLikelihood(data), level)
+    )
+    settings = {"epochs": 3, "validation": 0.0, "batch_size": 8}
+    if level == 0.0:
+        with pytest.raises(
+            cs.TrainingError, match=r"32 of the 32 steps of epoch 1, first at step 1\b"
+        ):
+            quick(named_model, named_sims, **settings)
+        return
+    fit = quick(named_model, named_sims, **settings)
+    assert np.all(fit.history.terms["skipped"] > 0)
+    assert all(np.all(np.isfinite(leaf)) for leaf in weights(fit))
+    assert np.all(np.isfinite(fit.history.terms["loss"]))
+
+
+def test_a_likelihood_and_a_prior_can_be_learned_with_the_posterior():
+    def draw(key):
+        a = jax.random.normal(key)
+        return {"a": a, "b": jnp.exp(0.3 * a) + 0.1 * jax.random.normal(jax.random.fold_in(key, 1))}
+
+    model = cs.Model(cs.ImplicitPrior(draw), lambda key, t: t["a"] + jax.random.normal(key, (3,)))
+    sims = cs.simulate(model, 1024, key=jax.random.key(0))
+    flow = cs.Coupling(layers=2, width=32)
+    fit = cs.fit(
+        model, sims, key=jax.random.key(1), posterior=SMALL, prior=flow, epochs=30, progress=False
+    )
+    new = cs.simulate(model, 500, key=jax.random.key(2)).theta
+    # The density of (a, b): a standard normal, and b a narrow normal around exp(0.3 a).
+    exact = dist.Normal(0, 1).log_prob(new["a"]) + dist.Normal(
+        np.exp(0.3 * new["a"]), 0.1
+    ).log_prob(new["b"])
+    learned = jax.vmap(fit.prior.log_prob)(new)
+    assert abs(float(jnp.mean(learned - exact))) < 0.15
+    draws = jax.vmap(fit.prior.sample)(jax.random.split(jax.random.key(3), 4000))
+    np.testing.assert_allclose(np.std(draws["a"]), 1.0, atol=0.1)
+    np.testing.assert_allclose(np.corrcoef(draws["a"], draws["b"])[0, 1], 0.95, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 300}, r"between 1 and the 230 training simulations.*got 300"),
+        ({"batch_size": 0}, "got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"validation": 1.0}, r"share in \[0, 1\), got 1.0"),
+        ({"validation": 0.0, "patience": 3}, "patience needs held-out simulations"),
+    ],
+)
+def test_bad_settings_are_refused(named_model, named_sims, settings, message):
+    with pytest.raises(ValueError, match=message):
+        quick(named_model, named_sims, **settings)
+
+
+def test_bad_simulations_are_refused(named_model, named_sims):
+    x = named_sims.x.copy()
+    x[[4, 7]] = np.nan
+    bad = cs.Simulations(named_sims.theta, x)
+    with pytest.raises(
+        ValueError, match=r"2 of 256 simulations.*first at \[4, 7\].*p\(valid \| theta\)"
+    ):
+        quick(named_model, bad)
+    assert len(bad.drop_invalid()) == 254
+    assert quick(named_model, bad.drop_invalid()).history.simulations == 254
+
+    with pytest.raises(ValueError, match="no simulations to learn from"):
+        quick(named_model, named_sims[:0])
+    with pytest.raises(ValueError, match=r"missing: \['sigma'\]"):
+        quick(named_model, cs.Simulations({"mu": named_sims.theta["mu"]}, named_sims.x))
+    with pytest.raises(ValueError, match=r"gives x of shape \(10, 1\).*have \(9, 1\)"):
+        quick(named_model, cs.Simulations(named_sims.theta, named_sims.x[:, :9]))
+    outside = {**named_sims.theta, "sigma": -named_sims.theta["sigma"]}
+    with pytest.raises(ValueError, match="256 of 256 simulations have parameters outside"):
+        quick(named_model, cs.Simulations(outside, named_sims.x))
+    with pytest.raises(ValueError, match="leave none to train on"):
+        quick(named_model, named_sims[:1])
+
+
+def test_a_constant_column_trains():
+    model = cs.Model(
+        dist.Normal(0, 1),
+        lambda key, t: jnp.array([t, 1.0]) + jnp.array([0.1, 0.0]) * jax.random.normal(key, (2,)),
+    )
+    sims = cs.simulate(model, 128, key=jax.random.key(0))
+    fit = cs.fit(model, sims, key=jax.random.key(1), posterior=SMALL, epochs=2, progress=False)
+    assert np.isfinite(fit.history.terms["loss"]).all()
+    assert fit.history.terms["skipped"].sum() == 0
+
+
+def test_any_equinox_module_can_be_the_summary(named_model, named_sims):
+    class Moments(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            rows = x["data"]
+            return self.weight * jnp.concatenate([rows.mean(axis=0), rows.std(axis=0)])
+
+    fit = quick(named_model, named_sims, summary=Moments(jnp.ones(2)), epochs=5)
+    assert not np.allclose(fit.posterior.summary.weight, 1.0), "it must be trained"
+
+    class Wrong(eqx.Module):
+        def __call__(self, x):
+            return x["data"]
+
+    with pytest.raises(ValueError, match=r"must return a vector.*got \(10, 1\)"):
+        quick(named_model, named_sims, summary=Wrong())
