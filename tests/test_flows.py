@@ -151,13 +151,13 @@ def test_the_flows_are_bent(name):
     flow, condition = bent_flow(name)
     values = batch(name)
     z, _ = to_base(flow, values, condition)
-    assert np.mean(np.abs(z - values)) > 0.4
+    assert np.mean(np.abs(z - values)) > 0.3
     design = np.c_[values, np.ones(len(values))]
     off_the_line = np.std(z - design @ np.linalg.lstsq(design, z)[0]) / np.std(z)
     if isinstance(flow.spec.transform, Spline):
         assert off_the_line > 0.1
     elif flow.dim > 1:
-        assert off_the_line > 0.02
+        assert off_the_line > 0.05
     if condition.size:
         assert np.mean(np.abs(z - to_base(flow, values, -condition)[0])) > 0.4
 

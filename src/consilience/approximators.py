@@ -13,13 +13,13 @@ from jaxtyping import Array
 from consilience.data import DataSpace, Layout
 from consilience.flows import Context, Flow
 from consilience.spaces import ParameterSpace
-from consilience.types import Data, Flat, PRNGKey, Scalar, Theta
+from consilience.types import Data, Flat, PRNGKey, Scalar, SummaryNetwork, Theta
 
 
 class Networks(eqx.Module):
     """All that is trained."""
 
-    summary: eqx.Module
+    summary: SummaryNetwork
     posterior: Flow
     likelihood: Flow | None
     prior: Flow | None
@@ -33,7 +33,7 @@ class Networks(eqx.Module):
 class Posterior(eqx.Module):
     """A posterior for every dataset: a summary network and a flow."""
 
-    summary: eqx.Module
+    summary: SummaryNetwork
     flow: Flow
     parameters: ParameterSpace
     data: DataSpace

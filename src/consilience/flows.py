@@ -276,7 +276,8 @@ class Flow(eqx.Module):
             (self.frame, self.steps), is_leaf=lambda node: isinstance(node, Linear)
         )
         weights = [node.weight for node in linears if isinstance(node, Linear)]
-        return self.spec.l2 * sum(jnp.sum(weight**2) for weight in weights)
+        squares = sum((jnp.sum(weight**2) for weight in weights), start=jnp.zeros(()))
+        return self.spec.l2 * squares
 
 
 def base_log_prob(z: Flat, df: float) -> Scalar:

@@ -71,9 +71,9 @@ class Model(eqx.Module):
         self.simulator = simulator
         self.likelihood = log_likelihood
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
-        self.layout = None if simulator is None else self._layout_of_x()
+        self.layout = None if simulator is None else self._layout_of_x(simulator)
         if log_likelihood is not None and simulator is not None:
-            self._check_likelihood()
+            self._check_likelihood(simulator)
 
     @classmethod
     def from_numpyro(cls, function: Callable, observed=None, *, args=(), kwargs=None) -> "Model":
@@ -98,6 +98,11 @@ class Model(eqx.Module):
 
     def simulate_one(self, key: PRNGKey) -> tuple[Theta, Data]:
         """One draw of the parameters and of the data."""
+        if self.simulator is None:
+            raise ValueError(
+                "This model has no simulator. Pass one to cs.Model, or bring runs made "
+                "elsewhere as cs.Simulations(theta, x)."
+            )
         k_theta, k_x = jax.random.split(key)
         theta = self.prior.draw(k_theta)
         return theta, self.simulator(k_x, self.unwrap(theta))
@@ -105,10 +110,12 @@ class Model(eqx.Module):
     def log_likelihood(self, theta: Theta, x: Data) -> Array:
         """The model's own log-likelihood of one dataset under one set of parameters."""
         theta = self.unwrap(theta)
+        if self.likelihood is None:
+            raise ValueError("This model has no log-likelihood: pass log_likelihood to cs.Model.")
         if not isinstance(self.likelihood, PerRow):
             return self.likelihood(theta, x)
         # A row of a dictionary x is a dictionary of that row's data and side information.
-        mask_name = self.data.mask
+        mask_name = self.data.mask if isinstance(self.data, Set) else None
         rows = x if mask_name is None else {n: part for n, part in x.items() if n != mask_name}
         each = jax.vmap(self.likelihood.log_likelihood, in_axes=(None, self._row_axes(rows)))
         values = each(theta, rows)
@@ -117,7 +124,8 @@ class Model(eqx.Module):
     def _row_axes(self, rows: Data):
         if not isinstance(rows, Mapping):
             return 0
-        n = next(p.shape[0] for name, p in rows.items() if name not in self.data.side)
+        side = () if self.data is None else self.data.side
+        n = next(part.shape[0] for name, part in rows.items() if name not in side)
         return {name: 0 if part.shape[:1] == (n,) else None for name, part in rows.items()}
 
     def unwrap(self, theta: Theta) -> Any:
@@ -127,10 +135,10 @@ class Model(eqx.Module):
     def _example_theta(self):
         return self.unwrap(jax.eval_shape(self.prior.draw, jax.random.key(0)))
 
-    def _layout_of_x(self) -> Layout:
+    def _layout_of_x(self, simulator: Callable) -> Layout:
         names = list(self.prior.names)
         try:
-            shape = jax.eval_shape(self.simulator, jax.random.key(0), self._example_theta())
+            shape = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
         except KeyError as error:
             raise ValueError(
                 f"The simulator asked theta for {error}, but the prior names {names}."
@@ -151,9 +159,9 @@ class Model(eqx.Module):
             )
         return make_layout({name: leaf.shape for name, leaf in shapes.items()}, self.data, bare)
 
-    def _check_likelihood(self):
+    def _check_likelihood(self, simulator: Callable):
         theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
-        x = jax.eval_shape(self.simulator, jax.random.key(0), self._example_theta())
+        x = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
         got = jax.eval_shape(self.log_likelihood, theta, x)
         if getattr(got, "shape", None) != ():
             raise ValueError(

@@ -95,11 +95,6 @@ def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
     """
     if n < 1:
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
-    if model.simulator is None:
-        raise ValueError(
-            "This model has no simulator. Pass one to cs.Model, or bring runs made elsewhere "
-            "as cs.Simulations(theta, x)."
-        )
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, math.ceil(n / size) * size, size):

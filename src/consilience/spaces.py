@@ -6,6 +6,7 @@ Networks live in $u$; everything that leaves the library is in $\theta$.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -76,7 +77,7 @@ class ParameterSpace(eqx.Module):
         transform = self.transforms[name]
         return transform(part.reshape(transform.inverse_shape(self.shapes[name])))
 
-    def check(self, theta: Theta | jax.Array, what: str = "theta") -> dict[str, np.ndarray]:
+    def check(self, theta: Any, what: str = "theta") -> dict[str, np.ndarray]:
         """Named arrays with any leading axes, all the same, or an error that says what is off."""
         if not isinstance(theta, Mapping):
             if self.names != (BARE,):

@@ -201,7 +201,7 @@ def build_networks(
     """New networks for parameters and data of these shapes."""
     k_summary, k_posterior, k_likelihood, k_prior = jax.random.split(key, 4)
     dim, layout = parameters.dim, data.layout
-    summary = recipe.summary
+    summary: Any = recipe.summary
     if not isinstance(summary, eqx.Module):
         summary = summary.build(generator(k_summary), layout, dim)
     dtype = parameters.loc.dtype

@@ -1,6 +1,6 @@
 """The names that signatures share. `theta` are parameters, `x` are data, everywhere."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from jaxtyping import Array, Float, Key
@@ -15,6 +15,9 @@ Theta: TypeAlias = Mapping[str, Any]
 
 Data: TypeAlias = Any
 """What a simulator returns: an array, or a dictionary of arrays."""
+
+SummaryNetwork: TypeAlias = Callable[[dict[str, Array]], Float[Array, "_"]]
+"""One standardised dataset to a vector: an Equinox module with parameters to train."""
 
 Flat: TypeAlias = Float[Array, "_"]
 """Parameters or data as the networks see them: flat, unconstrained, standardised."""

@@ -1,0 +1,169 @@
+"""Whole fits against answers in closed form or on an exact grid. These take the longest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import MCMC, NUTS
+from scipy import stats
+
+import consilience as cs
+from consilience.metrics import mmd
+from consilience.tasks import gmm
+from consilience.tasks.grid import grid_sample
+from tests.conftest import ROWS, conjugate_model
+
+
+@pytest.mark.parametrize(
+    ("dim", "mean_bound", "sd_bound", "likelihood_bound"),
+    [(2, 0.1, 0.05, 0.05), (10, 0.2, 0.10, 0.3)],
+)
+def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
+    """Posterior means, standard deviations and the likelihood, over 100 held-out datasets."""
+    model = conjugate_model(dim)
+    sims = cs.simulate(model, 4096, key=jax.random.key(0))
+    tests = cs.simulate(model, 100, key=jax.random.key(7))
+    fit = cs.fit(model, sims, key=jax.random.key(1), likelihood=cs.Coupling(), progress=False)
+
+    draws = fit.sample(tests.x, 2000, key=jax.random.key(2))["theta"].values[:, 0]
+    exact_mean, exact_sd = tests.x.sum(axis=1) / (ROWS + 1), (ROWS + 1) ** -0.5
+    mean_error = np.abs(draws.mean(axis=1) - exact_mean).mean() / exact_sd
+    sd_error = np.abs(draws.std(axis=1) / exact_sd - 1).mean()
+    learned = jax.jit(jax.vmap(fit.likelihood.log_prob))(tests.theta, tests.x)
+    exact = jax.vmap(model.log_likelihood)(tests.theta, tests.x)
+    per_row = float(jnp.abs(learned - exact).mean()) / ROWS
+    print(f"d={dim}: mean {mean_error:.3f}, sd {sd_error:.3f}, likelihood per row {per_row:.3f}")
+    assert mean_error < mean_bound
+    assert sd_error < sd_bound
+    assert per_row < likelihood_bound
+
+
+def test_the_papers_mixture():
+    """Mean MMD over 100 test sets and 5 seeds, the paper's protocol, 1,024 simulations."""
+    model = gmm.model()
+    tests = cs.simulate(model, 100, key=jax.random.key(10_000))
+    exact = gmm.exact_sample(tests.x, jax.random.key(20_000))
+    scores = []
+    for seed in range(5):
+        fit = cs.fit(
+            model,
+            cs.simulate(model, 1024, key=jax.random.key(seed)),
+            key=jax.random.key(100 + seed),
+            posterior=gmm.PAPER_POSTERIOR,
+            summary=gmm.PAPER_SUMMARY,
+            epochs=gmm.PAPER_EPOCHS,
+            batch_size=gmm.PAPER_BATCH,
+            validation=0.0,
+            progress=False,
+        )
+        draws = fit.sample(tests.x, 1000, key=jax.random.key(seed))["theta"].values[:, 0]
+        scores.append(float(mmd(jnp.asarray(draws), exact).mean()))
+    print("mean MMD by seed:", np.round(scores, 4))
+    assert np.mean(scores) <= 0.06
+
+
+def test_the_exact_mixture_posterior_agrees_with_nuts():
+    model = gmm.model()
+    theta, x = model.simulate_one(jax.random.key(3))
+    exact = np.asarray(gmm.exact_sample(x, jax.random.key(0), n=4000))
+
+    def potential(theta):
+        return -(model.log_likelihood({"theta": theta}, x) + model.prior.log_prob({"theta": theta}))
+
+    start = theta["theta"] + 0.1 * jax.random.normal(jax.random.key(2), (4, 2))
+    sampler = MCMC(
+        NUTS(potential_fn=potential),
+        num_warmup=500,
+        num_samples=2000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    sampler.run(jax.random.key(1), init_params=start)
+    # NUTS stays in the mode where it starts; the posterior is symmetric, so fold the other.
+    nuts = np.asarray(sampler.get_samples())
+    direction = np.asarray(theta["theta"])
+    fold = lambda draws: draws * np.where(draws @ direction < 0, -1, 1)[:, None]  # noqa: E731
+    for i in range(2):
+        a, b = fold(exact)[:, i], fold(nuts)[::4, i]
+        assert stats.ks_2samp(a, b).pvalue > 1e-3
+    assert 0.4 < np.mean(exact @ direction > 0) < 0.6, "both modes hold half of the mass"
+
+
+def test_grid_draws_follow_the_density():
+    scale = jnp.array([0.05, 1.0])
+    log_density = lambda theta: -0.5 * jnp.sum((theta / scale) ** 2)  # noqa: E731
+    draws = grid_sample(log_density, 4000, jax.random.key(0), low=-6.0, high=6.0)
+    for i in range(2):
+        assert stats.kstest(np.asarray(draws[:, i]), "norm", (0, float(scale[i]))).pvalue > 1e-3
+
+
+def test_mmd_equals_a_plain_double_loop():
+    from consilience.metrics import BANDWIDTHS
+
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 12, 2)), rng.normal(0.5, 1.2, size=(2, 15, 2))
+
+    def kernel_mean(x, y):
+        total = 0.0
+        for p in x:
+            for q in y:
+                total += sum(np.exp(-np.sum((p - q) ** 2) / (2 * s)) for s in BANDWIDTHS)
+        return total / (len(x) * len(y))
+
+    plain = [
+        kernel_mean(x, x) + kernel_mean(y, y) - 2 * kernel_mean(x, y)
+        for x, y in zip(a, b, strict=True)
+    ]
+    np.testing.assert_allclose(mmd(jnp.asarray(a), jnp.asarray(b)), plain, atol=1e-4)
+
+
+def test_counts_of_a_poisson_are_learned_as_probabilities():
+    """A likelihood of counts, dequantised, against the exact probabilities."""
+    import numpyro.distributions as dist
+
+    model = cs.Model(
+        {"rate": dist.Uniform(5.0, 30.0)},
+        lambda key, t: jax.random.poisson(key, t["rate"], (4,)),
+        data=cs.Vector(counts=True),
+    )
+    sims = cs.simulate(model, 2048, key=jax.random.key(0))
+    small = cs.Coupling(layers=2, width=32)
+    fit = cs.fit(
+        model, sims, key=jax.random.key(1), posterior=small, likelihood=small, progress=False
+    )
+    tests = cs.simulate(model, 200, key=jax.random.key(2))
+    learned = np.asarray(jax.vmap(fit.likelihood.log_prob)(tests.theta, tests.x))
+    exact = stats.poisson.logpmf(tests.x, tests.theta["rate"][:, None]).sum(axis=1)
+    assert abs((learned - exact).mean()) / 4 < 0.05
+    x = fit.likelihood.sample(jax.random.key(3), {"rate": 12.0})
+    np.testing.assert_array_equal(x, np.floor(x))
+
+
+def test_a_row_likelihood_with_side_information():
+    """A regression through measured points: one network serves every row and any number."""
+    import numpyro.distributions as dist
+
+    def simulator(key, t):
+        k_at, k_noise = jax.random.split(key)
+        at = jax.random.uniform(k_at, (6,), minval=-1.0, maxval=1.0)
+        return {"y": t["slope"] * at + 0.3 * jax.random.normal(k_noise, (6,)), "at": at}
+
+    model = cs.Model({"slope": dist.Normal(0.0, 1.0)}, simulator, data=cs.Set(side=("at",)))
+    sims = cs.simulate(model, 2048, key=jax.random.key(0))
+    small = cs.Coupling(layers=2, width=32)
+    fit = cs.fit(
+        model, sims, key=jax.random.key(1), posterior=small, likelihood=small, progress=False
+    )
+    tests = cs.simulate(model, 200, key=jax.random.key(2))
+    learned = np.asarray(jax.vmap(fit.likelihood.log_prob)(tests.theta, tests.x))
+    means = tests.theta["slope"][:, None] * tests.x["at"]
+    exact = stats.norm.logpdf(tests.x["y"], means, 0.3).sum(axis=1)
+    assert abs((learned - exact).mean()) / 6 < 0.05
+
+    # The posterior is Gaussian: precision 1 + sum(at^2) / 0.09.
+    draws = fit.sample(tests.x, 1000, key=jax.random.key(3))["slope"].values[:, 0]
+    precision = 1 + (tests.x["at"] ** 2).sum(axis=1) / 0.09
+    mean = (tests.x["at"] * tests.x["y"]).sum(axis=1) / 0.09 / precision
+    assert np.abs((draws.mean(axis=1) - mean) * np.sqrt(precision)).mean() < 0.3
+    assert np.abs(draws.std(axis=1) * np.sqrt(precision) - 1).mean() < 0.2
