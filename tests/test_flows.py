@@ -116,7 +116,7 @@ def draws(name):
     """Draws of a bent flow and their log densities."""
     with jax.enable_x64(True):
         flow, condition = bent_flow(name)
-        return sample(flow, jax.random.split(jax.random.key(3), 4096), condition)
+        return sample(flow, jax.random.split(jax.random.key(3), 16384), condition)
 
 
 class Grid(NamedTuple):
@@ -189,7 +189,7 @@ def test_log_det_against_autodiff(name):
 def test_log_density_of_a_draw(name):
     with jax.enable_x64(True):
         flow, condition = bent_flow(name)
-        values, log_q = draws(name)
+        values, log_q = (array[:4096] for array in draws(name))
         np.testing.assert_allclose(log_q, log_prob(flow, values, condition), rtol=0, atol=1e-7)
 
 
@@ -302,7 +302,7 @@ def test_dropout_keeps_the_mean(share):
     run = compiled(jax.vmap(lambda key: conditioner(jnp.ones(1), jnp.ones(16), key)))
     raw = run(jax.random.split(jax.random.key(1), 10_000))
     error = np.mean(raw, axis=0) - conditioner(jnp.ones(1), jnp.ones(16), None)
-    assert np.all(np.abs(error) < 4 * np.std(raw, axis=0) / 100)
+    assert np.all(np.abs(error) < 4 * np.std(raw, axis=0) / 100 + 1e-5)
 
 
 def test_dropout_of_nearly_all_units():
