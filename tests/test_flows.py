@@ -300,7 +300,7 @@ def test_dropout_keeps_the_mean(share):
     flow = bend(spec.build(jax.random.key(0), dim=2, condition=3))
     conditioner = jax.tree.map(lambda leaf: leaf[0], flow.steps.conditioner)
     run = compiled(jax.vmap(lambda key: conditioner(jnp.ones(1), jnp.ones(16), key)))
-    raw = run(jax.random.split(jax.random.key(1), 10_000))
+    raw = run(jax.random.split(jax.random.key(1), 10_000)).astype(float)
     error = np.mean(raw, axis=0) - conditioner(jnp.ones(1), jnp.ones(16), None)
     assert np.all(np.abs(error) < 4 * np.std(raw, axis=0) / 100 + 1e-5)
 

@@ -241,5 +241,5 @@ def test_default_summary(shape, kind, expected):
 
 @pytest.mark.parametrize("pooling", [(), ("median",), ("mean", "median")])
 def test_bad_pooling_is_refused(pooling):
-    with pytest.raises(ValueError, match='pooling must be of "mean" and "max", got'):
+    with pytest.raises(ValueError, match="pooling must be"):
         DeepSet(pooling=pooling)

@@ -30,6 +30,9 @@ from consilience.networks import Linear, Mixing, generator
 from consilience.splines import n_raw, spline
 from consilience.types import Flat, PRNGKey, Scalar
 
+FAR = 5.0
+"""Conditioners see values up to here, in standard units."""
+
 MAX_LOG_SCALE = 7.0
 """The bound on the log scale of a flow's frame: a factor of a thousand either way."""
 
@@ -145,7 +148,9 @@ class Conditioner(eqx.Module):
         self.dropout = spec.dropout
 
     def __call__(self, value: Flat, context: Flat, key: PRNGKey | None) -> Flat:
-        h = self.activation(self.from_value(value) + context)
+        # Far values all look alike: growing without bound, they would undo float32's inverse.
+        near = jnp.clip(value, -FAR, FAR)
+        h = self.activation(self.from_value(near) + context)
         keep = None if key is None or self.dropout == 0 else self._keep(key, h.shape[0])
         for i, layer in enumerate((*self.hidden, self.out)):
             h = layer(h if keep is None else h * keep[i])
@@ -154,9 +159,9 @@ class Conditioner(eqx.Module):
 
     def _keep(self, key: PRNGKey, width: int) -> Float[Array, "layers width"]:
         # Eight bits a unit: four times fewer random numbers than a uniform draw takes.
-        level = round((1 - self.dropout) * 256)
+        level = max(1, round((1 - self.dropout) * 256))
         bits = jax.random.bits(key, (len(self.hidden) + 1, width), jnp.uint8)
-        return jnp.where(bits < level, 256 / level, 0.0)
+        return jnp.where(bits.astype(int) < level, 256 / level, 0.0)
 
 
 class Context(NamedTuple):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.lax import select
 from jaxtyping import Array, Float
 
-MIN_SHARE = 0.05
+MIN_SHARE = 0.1
 """The narrowest bin, in units of an even share of the interval."""
 MAX_LOG_FACTOR = 2.0
 """The bound on the log of a knot derivative over the harmonic mean of its slopes."""
@@ -121,6 +121,11 @@ def _corner(found: _Bin, bins: int) -> _Corner:
     )
 
 
+def _clip(share):
+    """To [0, 1], with the derivative of the inside at the ends: `jnp.clip` halves it there."""
+    return jnp.where(share < 0, 0.0, jnp.where(share > 1, 1.0, share))
+
+
 def _log_slope(xi, at: _Corner):
     between = xi * (1 - xi)
     top = at.right * xi**2 + 2 * at.mean * between + at.left * (1 - xi) ** 2
@@ -134,7 +139,7 @@ def _evaluate(inverse: bool, value, found: _Bin, n: int):
 
 
 def _y_of_x(x, at: _Corner):
-    xi = jnp.clip((x - at.x) / at.width, 0.0, 1.0)
+    xi = _clip((x - at.x) / at.width)
     between = xi * (1 - xi)
     bottom = at.mean + (at.left + at.right - 2 * at.mean) * between
     y = at.y + at.height * (at.mean * xi**2 + at.left * between) / bottom
@@ -142,7 +147,7 @@ def _y_of_x(x, at: _Corner):
 
 
 def _x_of_y(y, at: _Corner):
-    rise = jnp.clip((y - at.y) / at.height, 0.0, 1.0)
+    rise = _clip((y - at.y) / at.height)
     curve = rise * (at.left + at.right - 2 * at.mean)
     a = at.mean - at.left + curve
     b = at.left - curve
@@ -150,12 +155,13 @@ def _x_of_y(y, at: _Corner):
     root = jnp.sqrt(jnp.maximum(b * b - 4 * a * c, 0.0))
     # Of the two forms of the root, the one that does not cancel; a > 0 where b < 0.
     positive = b >= 0
-    xi = jnp.where(
-        positive,
-        2 * c / jnp.where(positive, -b - root, -1.0),
-        (root - b) / (2 * jnp.where(positive, 1.0, a)),
+    xi = _clip(
+        jnp.where(
+            positive,
+            2 * c / jnp.where(positive, -b - root, -1.0),
+            (root - b) / (2 * jnp.where(positive, 1.0, a)),
+        )
     )
-    xi = jnp.clip(xi, 0.0, 1.0)
     return at.x + xi * at.width, -_log_slope(xi, at)
 
 

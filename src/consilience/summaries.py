@@ -123,8 +123,10 @@ class DeepSet:
     pooling: tuple[str, ...] = ("mean",)
 
     def __post_init__(self):
-        if not self.pooling or set(self.pooling) - {"mean", "max"}:
-            raise ValueError(f'pooling must be of "mean" and "max", got {self.pooling!r}.')
+        if tuple(self.pooling) not in (("mean",), ("max",), ("mean", "max")):
+            raise ValueError(
+                f'pooling must be ("mean",), ("max",) or ("mean", "max"), got {self.pooling!r}.'
+            )
 
     def build(self, rng: Generator, layout: Layout, dim: int) -> "_DeepSet":
         return _DeepSet(self, rng, layout, self.out or default_size(dim))
