@@ -246,9 +246,8 @@ def _finite_rows(array: np.ndarray) -> np.ndarray:
 
 def data_space(x: Data, kind: Kind | None) -> DataSpace:
     """The space of simulated data with a leading axis of runs, standardised by them."""
-    bare = not isinstance(x, Mapping)
-    arrays = {DATA: np.asarray(x)} if bare else {n: np.asarray(part) for n, part in x.items()}
-    layout = make_layout({name: array.shape[1:] for name, array in arrays.items()}, kind, bare)
+    layout = layout_of(x, kind)
+    arrays = {name: np.asarray(part) for name, part in layout.named(x).items()}
     mask = arrays[layout.mask_name].astype(bool) if layout.mask_name is not None else None
     loc, scale = {}, {}
     for name, array in arrays.items():
@@ -256,6 +255,13 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)
             loc[name], scale[name] = _moments(array, pooled, mask)
     return DataSpace(loc=loc, scale=scale, layout=layout)
+
+
+def layout_of(x: Data, kind: Kind | None) -> Layout:
+    """The layout of one of the datasets in `x`, which has a leading axis of runs."""
+    bare = not isinstance(x, Mapping)
+    parts = {DATA: x} if bare else x
+    return make_layout({name: np.shape(part)[1:] for name, part in parts.items()}, kind, bare)
 
 
 def make_layout(shapes: dict[str, tuple[int, ...]], kind: Kind | None, bare: bool) -> Layout:

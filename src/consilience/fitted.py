@@ -73,8 +73,9 @@ class Fit(eqx.Module):
         layout = self.posterior.data.layout
         arrays, batched = layout.check(x)
         m = len(arrays[layout.names[0]])
-        shapes = self.posterior.parameters.shapes
-        draws = {name: np.empty((m, n, *shape), np.float32) for name, shape in shapes.items()}
+        space = self.posterior.parameters
+        dtype = space.loc.dtype
+        draws = {name: np.empty((m, n, *shape), dtype) for name, shape in space.shapes.items()}
         for i, j in _blocks(m, n):
             part = {name: array[np.minimum(i, m - 1)] for name, array in arrays.items()}
             block = _draw(self.posterior, key, layout.unnamed(part), i, j[0], len(j))
@@ -105,7 +106,7 @@ class Fit(eqx.Module):
             )
         n = math.prod(lead[1:] if batched else lead)
         flat = {name: a.reshape(m, n, *space.shapes[name]) for name, a in named.items()}
-        result = np.empty((m, n), np.float32)
+        result = np.empty((m, n), space.loc.dtype)
         for i, j in _blocks(m, n):
             rows, columns = np.minimum(i, m - 1), np.minimum(j, n - 1)
             part = {name: array[rows] for name, array in arrays.items()}

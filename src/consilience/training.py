@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
-from consilience.data import DataSpace, data_space
+from consilience.data import DataSpace, data_space, layout_of
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.losses import Example, MaximumLikelihood
@@ -153,7 +153,7 @@ def check_simulations(model: Model, simulations: Simulations):
             f"{len(simulations)} runs, got the leading axes {leading}."
         )
     if model.layout is not None:
-        got = data_space(simulations.x, model.data).layout
+        got = layout_of(simulations.x, model.data)
         if got.shapes != model.layout.shapes:
             raise ValueError(
                 f"The model's simulator gives x of shape {model.layout.show(model.layout.shapes)}, "
