@@ -24,7 +24,7 @@ def conjugate_model(dim: int) -> cs.Model:
     )
 
 
-SMALL = cs.Coupling(layers=1, width=16)
+SMALL = cs.Coupling(transform=cs.Spline(bins=4), layers=1, width=16)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
     model = conjugate_model(dim)
     sims = cs.simulate(model, 4096, key=jax.random.key(0))
     tests = cs.simulate(model, 100, key=jax.random.key(7))
-    fit = cs.fit(model, sims, key=jax.random.key(1), likelihood=cs.Coupling(), progress=False)
+    likelihood = cs.Coupling(layers=2)
+    fit = cs.fit(model, sims, key=jax.random.key(1), likelihood=likelihood, progress=False)
 
     draws = fit.sample(tests.x, 2000, key=jax.random.key(2))["theta"].values[:, 0]
     exact_mean, exact_sd = tests.x.sum(axis=1) / (ROWS + 1), (ROWS + 1) ** -0.5

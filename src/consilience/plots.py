@@ -14,7 +14,7 @@ def side_by_side(
     *,
     names: Sequence[str] = (r"$\theta_1$", r"$\theta_2$"),
     truth: np.ndarray | None = None,
-) -> np.ndarray[Any, Any]:
+) -> Any:
     """Two-dimensional samples as scatter plots beside each other, on the same scale.
 
     `samples`: titled arrays of shape (n, 2). `truth`: a point to mark.
@@ -32,5 +32,11 @@ def side_by_side(
         axis.set_xlabel(names[0])
         axis.set_aspect("equal")
         axis.grid(alpha=0.15)
+    points = np.concatenate([np.asarray(part) for part in samples.values()])
+    low, high = points.min(axis=0), points.max(axis=0)
+    half = 0.55 * (high - low).max()
+    # Square panels: neither direction looks wider than it is.
+    axes[0].set_xlim((low + high)[0] / 2 - half, (low + high)[0] / 2 + half)
+    axes[0].set_ylim((low + high)[1] / 2 - half, (low + high)[1] / 2 + half)
     axes[0].set_ylabel(names[1])
     return axes

@@ -384,7 +384,8 @@ def _epoch(
         (value, terms), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
             params, take(examples, index), jax.random.fold_in(k_loss, number), progress
         )
-        ok = jnp.isfinite(value) & jnp.isfinite(optax.global_norm(gradient))
+        squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
+        ok = jnp.isfinite(value) & jnp.isfinite(squares)
         updates, new_opt_state = (optimizer or ADAM).update(gradient, opt_state, params)
         if optimizer is None:
             updates = -rate * schedule(progress) * updates
