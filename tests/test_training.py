@@ -104,7 +104,12 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
         return original(*args, **settings)
 
     monkeypatch.setattr(training, "_epoch", interrupted)
-    fit = quick(named_model, named_sims, epochs=50)
+    # A process started in the background ignores Ctrl-C: have it heeded here in any case.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        fit = quick(named_model, named_sims, epochs=50)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert fit.history.stopped == "interrupted"
     assert len(fit.history.terms["loss"]) == 2
     assert np.isfinite(fit.log_prob({"mu": 0.0, "sigma": 1.0}, np.zeros((10, 1))))

@@ -21,8 +21,9 @@ from consilience.approximators import Networks
 from consilience.data import DataSpace, Layout
 from consilience.fitted import Fit, History, Recipe
 from consilience.model import Model
+from consilience.preparation import build_networks
 from consilience.spaces import ParameterSpace
-from consilience.training import assemble, build_networks
+from consilience.training import assemble
 
 FORMAT = 1
 MARK = "consilience fit"
