@@ -62,6 +62,23 @@ def test_epochs_and_data_compile_nothing_anew(named_model, named_sims, monkeypat
     assert len(traced) == first
 
 
+def test_a_second_fit_of_the_same_shapes_compiles_nothing_at_all(named_model, named_sims):
+    compiled = []
+
+    def listen(event, seconds, **details):
+        if "backend_compile" in event:
+            compiled.append(details)
+
+    more = cs.simulate(named_model, 256, key=jax.random.key(9))
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    quick(named_model, named_sims)
+    assert compiled, "the first fit must have been seen to compile"
+    compiled.clear()
+    quick(named_model, more, epochs=3, learning_rate=3e-4)
+    assert compiled == []
+
+
 def test_any_optax_optimizer_is_taken(named_model, named_sims):
     fit = quick(named_model, named_sims, optimizer=optax.sgd(1e-2), epochs=5)
     losses = fit.history.terms["posterior"]

@@ -45,13 +45,18 @@ def check_simulations(model: Model, simulations: Simulations):
             "simulations.drop_invalid(): a posterior trained on the rest stays right, but a "
             "learned likelihood lacks the factor p(valid | theta)."
         )
-    inside = np.asarray(jax.jit(jax.vmap(space.contains))(theta))
+    inside = np.asarray(_contains(space, theta))
     if not inside.all():
         out = np.flatnonzero(~inside)
         raise ValueError(
             f"{len(out)} of {len(simulations)} simulations have parameters outside the prior's "
             f"support, the first at {out[:5].tolist()}."
         )
+
+
+@eqx.filter_jit
+def _contains(space: ParameterSpace, theta):
+    return jax.vmap(space.contains)(theta)
 
 
 def split(n: int, share: float, key: PRNGKey) -> tuple[np.ndarray, np.ndarray]:
@@ -106,14 +111,13 @@ def build_networks(
 
 def standardise(parameters: ParameterSpace, data: DataSpace, simulations: Simulations) -> Example:
     """All runs as the networks see them."""
-    named = parameters.check(simulations.theta)
+    return _standardise(parameters, data, parameters.check(simulations.theta), simulations.x)
 
-    @jax.jit
-    def convert(theta, x):
-        each = lambda t, x: Example(parameters.to_vector(t)[0], data.standardise(x))  # noqa: E731
-        return jax.vmap(each)(theta, x)
 
-    return convert(named, simulations.x)
+@eqx.filter_jit
+def _standardise(parameters: ParameterSpace, data: DataSpace, theta, x) -> Example:
+    each = lambda t, x: Example(parameters.to_vector(t)[0], data.standardise(x))  # noqa: E731
+    return jax.vmap(each)(theta, x)
 
 
 def take(examples: Example, index) -> Example:

@@ -112,8 +112,13 @@ class ParameterSpace(eqx.Module):
 def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
     """The space of a prior, standardised by the parameters of a training set."""
     raw = ParameterSpace(prior)
-    v = np.asarray(jax.jit(jax.vmap(lambda t: raw.to_vector(t)[0]))(raw.check(theta)))
+    v = np.asarray(_to_vectors(raw, raw.check(theta)))
     # Quantiles, not moments: heavy tails must not set the scale.
     low, loc, high = np.quantile(v, [0.25, 0.5, 0.75], axis=0)
     scale = (high - low) / 1.349
     return ParameterSpace(prior, loc, np.where(scale > 0, scale, 1.0))
+
+
+@eqx.filter_jit
+def _to_vectors(space: ParameterSpace, theta: Theta):
+    return jax.vmap(lambda t: space.to_vector(t)[0])(theta)

@@ -261,8 +261,8 @@ def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str,
 def _pack(arrays, optimizer: optax.GradientTransformation | None):
     """Weights as the optimizer takes them, and the way back.
 
-    Adam works on one long vector: it compiles ten times faster than on many arrays, and runs
-    twice as fast. An optimizer of the user's own may look at the arrays, so it gets them.
+    Adam works on one long vector: it compiles and runs faster than on many arrays. An
+    optimizer of the user's own may look at the arrays, so it gets them.
     """
     return ravel_pytree(arrays) if optimizer is None else (arrays, lambda tree: tree)
 
