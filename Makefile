@@ -2,12 +2,13 @@
 # make demo    train on the paper's Gaussian mixture and show the result
 # make test    all tests, docstring and README examples included
 # make lint    formatter, linter and type checker
+# make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make bench   time and accuracy beside BayesFlow and sbi (installs them apart)
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench consistency clean
 
 setup: .venv/ready
 
@@ -29,6 +30,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
+
+consistency: setup
+	$(BIN)/python benchmarks/consistency.py
 
 clean:
 	rm -rf .venv .bench out

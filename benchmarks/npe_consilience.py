@@ -32,6 +32,7 @@ def main():
         model,
         sims,
         key=key,
+        self_consistency=False,
         posterior=gmm.PAPER_POSTERIOR,
         summary=gmm.PAPER_SUMMARY,
         epochs=args.epochs,

@@ -1,9 +1,12 @@
 """Shape checks at run time for the whole package, and the fits that several tests share."""
 
+import functools
+
 from jaxtyping import install_import_hook
 
 install_import_hook("consilience", "beartype.beartype")
 
+import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
@@ -14,6 +17,7 @@ import consilience as cs  # noqa: E402
 ROWS = 10
 
 
+@functools.cache
 def conjugate_model(dim: int) -> cs.Model:
     """Rows N(theta, I) under theta ~ N(0, I): the posterior is N(n mean / (n + 1), I / (n + 1))."""
     return cs.Model(
@@ -25,6 +29,20 @@ def conjugate_model(dim: int) -> cs.Model:
 
 
 SMALL = cs.Coupling(transform=cs.Spline(bins=4), layers=1, width=16)
+TINY = cs.Coupling(transform=cs.Affine(), layers=1, width=16, depth=1)
+"""Compiles in half the time of `SMALL`: for tests of the training loop itself."""
+
+
+def quick(model, sims, **settings) -> cs.Fit:
+    """A tiny fit by maximum likelihood. Equal shapes of one model compile once a process."""
+    options = {
+        "key": jax.random.key(1),
+        "posterior": TINY,
+        "self_consistency": False,
+        "epochs": 2,
+        "progress": False,
+    }
+    return cs.fit(model, sims, **options | settings)
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +63,19 @@ def named_sims(named_model):
 @pytest.fixture(scope="session")
 def named_fit(named_model, named_sims):
     """Posterior and likelihood, small and quick: for what does not need a good fit."""
-    return cs.fit(
-        named_model,
-        named_sims,
-        key=jax.random.key(1),
-        posterior=SMALL,
-        likelihood=SMALL,
-        epochs=3,
-        progress=False,
-    )
+    return quick(named_model, named_sims, posterior=SMALL, likelihood=SMALL, epochs=3)
+
+
+class Moments(eqx.Module):
+    """A summary network of a user's own."""
+
+    weight: jax.Array
+
+    def __call__(self, x):
+        rows = x["data"]
+        return self.weight * jnp.concatenate([rows.mean(axis=0), rows.std(axis=0)])
+
+
+@pytest.fixture(scope="session")
+def moments_fit(named_model, named_sims):
+    return quick(named_model, named_sims, summary=Moments(jnp.ones(2)), epochs=5)

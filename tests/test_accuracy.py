@@ -1,5 +1,6 @@
 """Whole fits against answers in closed form or on an exact grid. These take the longest."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,17 @@ import consilience as cs
 from consilience.metrics import mmd
 from consilience.tasks import gmm
 from consilience.tasks.grid import grid_sample
-from tests.conftest import ROWS, conjugate_model
+from tests.conftest import ROWS, TINY, conjugate_model
+
+
+def by_maximum_likelihood(model, sims, **settings):
+    key = jax.random.key(1)
+    return cs.fit(model, sims, key=key, self_consistency=False, progress=False, **settings)
+
+
+def new_data(model, n, compiled, key):
+    """The same as `simulate(model, n, key=key)`, from a number of runs compiled already."""
+    return cs.simulate(model, compiled, key=key)[:n]
 
 
 @pytest.mark.parametrize(
@@ -22,16 +33,15 @@ def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
     """Posterior means, standard deviations and the likelihood, over 100 held-out datasets."""
     model = conjugate_model(dim)
     sims = cs.simulate(model, 4096, key=jax.random.key(0))
-    tests = cs.simulate(model, 100, key=jax.random.key(7))
-    likelihood = cs.Coupling(layers=2)
-    fit = cs.fit(model, sims, key=jax.random.key(1), likelihood=likelihood, progress=False)
+    tests = new_data(model, 100, 4096, key=jax.random.key(7))
+    fit = by_maximum_likelihood(model, sims, likelihood=cs.Coupling(layers=2))
 
     draws = fit.sample(tests.x, 2000, key=jax.random.key(2))["theta"].values[:, 0]
     exact_mean, exact_sd = tests.x.sum(axis=1) / (ROWS + 1), (ROWS + 1) ** -0.5
     mean_error = np.abs(draws.mean(axis=1) - exact_mean).mean() / exact_sd
     sd_error = np.abs(draws.std(axis=1) / exact_sd - 1).mean()
     learned = jax.jit(jax.vmap(fit.likelihood.log_prob))(tests.theta, tests.x)
-    exact = jax.vmap(model.log_likelihood)(tests.theta, tests.x)
+    exact = jax.jit(jax.vmap(model.log_likelihood))(tests.theta, tests.x)
     per_row = float(jnp.abs(learned - exact).mean()) / ROWS
     print(f"d={dim}: mean {mean_error:.3f}, sd {sd_error:.3f}, likelihood per row {per_row:.3f}")
     assert mean_error < mean_bound
@@ -42,7 +52,7 @@ def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
 def test_the_papers_mixture():
     """Mean MMD over 100 test sets and 5 seeds, the paper's protocol, 1,024 simulations."""
     model = gmm.model()
-    tests = cs.simulate(model, 100, key=jax.random.key(10_000))
+    tests = new_data(model, 100, 1024, key=jax.random.key(10_000))
     exact = gmm.exact_sample(tests.x, jax.random.key(20_000))
     scores = []
     for seed in range(5):
@@ -50,6 +60,7 @@ def test_the_papers_mixture():
             model,
             cs.simulate(model, 1024, key=jax.random.key(seed)),
             key=jax.random.key(100 + seed),
+            self_consistency=False,
             posterior=gmm.PAPER_POSTERIOR,
             summary=gmm.PAPER_SUMMARY,
             epochs=gmm.PAPER_EPOCHS,
@@ -129,15 +140,13 @@ def test_counts_of_a_poisson_are_learned_as_probabilities():
         data=cs.Vector(counts=True),
     )
     sims = cs.simulate(model, 2048, key=jax.random.key(0))
-    small = cs.Coupling(layers=2, width=32)
-    fit = cs.fit(
-        model, sims, key=jax.random.key(1), posterior=small, likelihood=small, progress=False
-    )
-    tests = cs.simulate(model, 200, key=jax.random.key(2))
-    learned = np.asarray(jax.vmap(fit.likelihood.log_prob)(tests.theta, tests.x))
+    likelihood = cs.Coupling(layers=2, width=32)
+    fit = by_maximum_likelihood(model, sims, posterior=TINY, likelihood=likelihood)
+    tests = new_data(model, 200, 2048, key=jax.random.key(2))
+    learned = np.asarray(jax.jit(jax.vmap(fit.likelihood.log_prob))(tests.theta, tests.x))
     exact = stats.poisson.logpmf(tests.x, tests.theta["rate"][:, None]).sum(axis=1)
     assert abs((learned - exact).mean()) / 4 < 0.05
-    x = fit.likelihood.sample(jax.random.key(3), {"rate": 12.0})
+    x = eqx.filter_jit(fit.likelihood.sample)(jax.random.key(3), {"rate": 12.0})
     np.testing.assert_array_equal(x, np.floor(x))
 
 
@@ -152,12 +161,10 @@ def test_a_row_likelihood_with_side_information():
 
     model = cs.Model({"slope": dist.Normal(0.0, 1.0)}, simulator, data=cs.Set(side=("at",)))
     sims = cs.simulate(model, 2048, key=jax.random.key(0))
-    small = cs.Coupling(layers=2, width=32)
-    fit = cs.fit(
-        model, sims, key=jax.random.key(1), posterior=small, likelihood=small, progress=False
-    )
-    tests = cs.simulate(model, 200, key=jax.random.key(2))
-    learned = np.asarray(jax.vmap(fit.likelihood.log_prob)(tests.theta, tests.x))
+    small = cs.Coupling(transform=cs.Affine(), layers=2, width=32)
+    fit = by_maximum_likelihood(model, sims, posterior=small, likelihood=small)
+    tests = new_data(model, 200, 2048, key=jax.random.key(2))
+    learned = np.asarray(jax.jit(jax.vmap(fit.likelihood.log_prob))(tests.theta, tests.x))
     means = tests.theta["slope"][:, None] * tests.x["at"]
     exact = stats.norm.logpdf(tests.x["y"], means, 0.3).sum(axis=1)
     assert abs((learned - exact).mean()) / 6 < 0.05

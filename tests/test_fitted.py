@@ -10,7 +10,7 @@ from scipy import integrate
 
 import consilience as cs
 from consilience import fitted
-from tests.conftest import SMALL
+from tests.conftest import quick
 
 KEY = jax.random.key(11)
 
@@ -31,39 +31,40 @@ def test_draws_of_a_batch(named_fit, named_sims):
     assert not np.array_equal(draws["mu"][0], draws["mu"][1])
 
 
-def test_blocks_cover_a_large_request_once(named_fit, named_sims, monkeypatch):
-    monkeypatch.setattr(fitted, "BLOCK", 64)
-    draws = named_fit.sample(named_sims.x[:5], 150, key=KEY)["mu"].values
+def test_blocks_change_no_density_and_repeat_no_draw(named_fit, named_sims, monkeypatch):
+    x = named_sims.x[:7]
+    theta = named_fit.sample(x, 30, key=KEY)
+    whole = named_fit.log_prob(theta, x)
+    monkeypatch.setattr(fitted, "BLOCK", 16)
+    np.testing.assert_allclose(named_fit.log_prob(theta, x), whole, rtol=1e-4, atol=1e-4)
+    draws = named_fit.sample(x, 30, key=KEY)["mu"].values
     assert np.isfinite(draws).all()
     assert len(np.unique(draws)) == draws.size
-    theta = {"mu": draws[:, 0], "sigma": np.ones((5, 150), np.float32)}
-    blocked = named_fit.log_prob(theta, named_sims.x[:5])
-    monkeypatch.setattr(fitted, "BLOCK", 4096)
-    np.testing.assert_allclose(
-        blocked, named_fit.log_prob(theta, named_sims.x[:5]), rtol=1e-4, atol=1e-4
-    )
 
 
-def test_few_shapes_are_compiled(named_fit, named_sims, monkeypatch):
+def test_blocks_of_few_shapes_cover_every_request(named_fit, named_sims, monkeypatch):
     shapes = set()
-    original = fitted._draw
 
-    def watched(posterior, key, x, numbers, start, n):
+    def numbered(posterior, joint, key, x, numbers, start, n):
+        """In place of draws, what dataset they are of and which draw they are."""
         shapes.add((len(numbers), n))
-        return original(posterior, key, x, numbers, start, n)
+        dataset, draw = np.meshgrid(numbers, start + np.arange(n), indexing="ij")
+        return {"mu": dataset, "sigma": draw}, None
 
-    monkeypatch.setattr(fitted, "_draw", watched)
+    monkeypatch.setattr(fitted, "_draw", numbered)
     for n in (600, 700, 800, 1000):
-        named_fit.sample(named_sims.x[0], n, key=KEY)
-        named_fit.sample(named_sims.x[: 10 + n % 7], n, key=KEY)
+        for m in (1, 10 + n % 7):
+            draws = named_fit.sample(named_sims.x[:m], n, key=KEY).isel(chain=0)
+            assert np.all(draws["mu"] == np.arange(m)[:, None])
+            assert np.all(draws["sigma"] == np.arange(n))
     assert shapes == {(1, 1024), (4, 1024)}
 
 
 def test_log_prob_takes_draws_as_they_are(named_fit, named_sims):
-    x = named_sims.x[:4]
-    draws = named_fit.sample(x, 20, key=KEY)
+    x = named_sims.x[:7]
+    draws = named_fit.sample(x, 30, key=KEY)
     batch = named_fit.log_prob(draws, x)
-    assert batch.shape == (4, 1, 20)
+    assert batch.shape == (7, 1, 30)
     single = named_fit.log_prob(draws.isel(observation=2), x[2])
     np.testing.assert_allclose(single, batch[2], rtol=1e-4, atol=1e-4)
     one = named_fit.log_prob(
@@ -93,75 +94,70 @@ def test_bad_requests_are_refused(named_fit, named_sims):
 
 def test_the_likelihood_is_in_the_users_data(named_fit, named_sims):
     theta = {name: values[0] for name, values in named_sims.theta.items()}
-    row = jnp.linspace(-40, 40, 4001)
-    space = named_fit.likelihood
+    likelihood, row = named_fit.likelihood, np.linspace(-40, 40, 4001)
 
-    def density(value):
-        # Nine rows fixed: what is left integrates to the density of those nine.
-        x = jnp.asarray(named_sims.x[0]).at[9, 0].set(value)
-        return space.log_prob(theta, x)
+    @jax.jit
+    def run(row):
+        """Log densities with the last row set to each value, and with all rows zero; a draw."""
+        x = jnp.asarray(named_sims.x[0])
+        each = jax.vmap(lambda value: likelihood.log_prob(theta, x.at[9, 0].set(value)))(row)
+        zeros = likelihood.log_prob(theta, jnp.zeros((10, 1)))
+        return each, zeros, likelihood.sample(KEY, theta)
 
-    total = integrate.trapezoid(np.exp(np.asarray(jax.vmap(density)(row), float)), row)
-    nine = density(0.0) - _one_row(space, theta, 0.0)
-    np.testing.assert_allclose(np.log(total), nine, atol=5e-3)
-    x = space.sample(KEY, theta)
+    each, zeros, x = jax.device_get(run(row))
+    # Nine rows fixed: what is left integrates to the density of those nine. Rows are
+    # independent, so a tenth of ten zero rows is what one adds.
+    total = integrate.trapezoid(np.exp(each.astype(float)), row)
+    np.testing.assert_allclose(np.log(total), each[2000] - zeros / 10, atol=5e-3)
     assert x.shape == (10, 1)
 
 
-def _one_row(likelihood, theta, value):
-    """The log density of one row: rows are independent, so the difference that one makes."""
-    both = jnp.full((10, 1), value)
-    return likelihood.log_prob(theta, both) / 10
+def test_a_density_of_a_positive_parameter_integrates_to_one(named_fit, named_sims):
+    mu, log_sigma = np.linspace(-12, 12, 400), np.linspace(-10, 10, 400)
+    a, b = np.meshgrid(mu, log_sigma, indexing="ij")
+    log_q = named_fit.log_prob({"mu": a, "sigma": np.exp(b)}, named_sims.x[0]).astype(float)
+    inner = integrate.trapezoid(np.exp(log_q + b), log_sigma)
+    np.testing.assert_allclose(integrate.trapezoid(inner, mu), 1.0, atol=5e-3)
+    draws = named_fit.sample(named_sims.x[0], 100_000, key=KEY)
+    assert draws["sigma"].shape == (1, 100_000)
+    assert bool((draws["sigma"] > 0).all())
 
 
-CONSTRAINED = {
-    "bounded": (dist.Uniform(-1.0, 2.0), lambda n: np.linspace(-1, 2, n + 2)[1:-1, None]),
-    "positive": (dist.Gamma(2.0, 1.0), lambda n: np.geomspace(1e-7, 1e3, n)[:, None]),
-}
+def test_a_density_on_an_interval_and_a_simplex_integrates_to_one_and_draws_stay_there():
+    prior = {"a": dist.Uniform(-1.0, 2.0), "p": dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))}
 
+    def simulator(key, t):
+        return jnp.append(t["p"], t["a"]) + 0.2 * jax.random.normal(key, (4,))
 
-@pytest.mark.parametrize("name", CONSTRAINED)
-def test_densities_integrate_to_one_in_the_users_space(name):
-    prior, grid = CONSTRAINED[name]
-    model = cs.Model({name: prior}, lambda key, t: t[name] + 0.5 * jax.random.normal(key, (2,)))
+    model = cs.Model(prior, simulator)
     sims = cs.simulate(model, 256, key=jax.random.key(0))
-    fit = cs.fit(model, sims, key=jax.random.key(1), posterior=SMALL, epochs=3, progress=False)
-    points = grid(8001)[:, 0]
-    density = np.exp(fit.log_prob({name: points}, sims.x[0]).astype(float))
-    np.testing.assert_allclose(integrate.trapezoid(density, points), 1.0, atol=5e-3)
-    draws = fit.sample(sims.x[0], 100_000, key=KEY)[name].values
-    assert draws.shape == (1, 100_000)
-    assert bool(jnp.all(prior.support(draws)))
+    fit = quick(model, sims, epochs=3)
+    # Gauss-Legendre in three numbers between zero and one; p breaks a stick at two of them.
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    r, s, t = np.meshgrid(*[(nodes + 1) / 2] * 3, indexing="ij")
+    p = np.stack([s, (1 - s) * t, (1 - s) * (1 - t)], axis=-1)
+    log_q = fit.log_prob({"a": 3 * r - 1, "p": p}, sims.x[0]).astype(float)
+    total = np.einsum("ijk,i,j,k", np.exp(log_q) * 3 * (1 - s), *[weights / 2] * 3)
+    np.testing.assert_allclose(total, 1.0, atol=5e-3)
 
-
-def test_a_simplex_density_integrates_to_one_and_draws_stay_on_it():
-    prior = dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))
-    model = cs.Model({"p": prior}, lambda key, t: t["p"] + 0.2 * jax.random.normal(key, (3,)))
-    sims = cs.simulate(model, 256, key=jax.random.key(0))
-    fit = cs.fit(model, sims, key=jax.random.key(1), posterior=SMALL, epochs=3, progress=False)
-    n = 400
-    side = (np.arange(n) + 0.5) / n
-    a, b = (part.ravel() for part in np.meshgrid(side, side, indexing="ij"))
-    inside = a + b < 1
-    p = np.stack([a, b, 1 - a - b], axis=-1)[inside].astype(np.float32)
-    density = np.exp(fit.log_prob({"p": p}, sims.x[0]).astype(float))
-    np.testing.assert_allclose(density.sum() / n**2, 1.0, atol=0.02)
-    draws = fit.sample(sims.x[0], 100_000, key=KEY)["p"].values[0]
-    assert np.all(draws >= 0)
-    np.testing.assert_allclose(draws.sum(axis=-1), 1.0, atol=1e-5)
+    draws = fit.sample(sims.x[0], 100_000, key=KEY)
+    assert np.all((draws["a"] >= -1) & (draws["a"] <= 2))
+    assert draws["p"].shape == (1, 100_000, 3)
+    assert np.all(draws["p"] >= 0)
+    np.testing.assert_allclose(draws["p"].values.sum(axis=-1), 1.0, atol=1e-5)
 
 
 def test_arviz_takes_the_draws(named_fit, named_sims):
     import arviz
 
-    tree = cs.to_arviz(named_fit.sample(named_sims.x[:3], 100, key=KEY))
+    tree = cs.to_arviz(named_fit.sample(named_sims.x[:7], 30, key=KEY))
     summary = arviz.summary(tree, kind="stats")
-    assert len(summary) == 6
+    assert len(summary) == 14
     assert tree["posterior"]["mu"].dims[:2] == ("chain", "draw")
 
 
 def test_draws_survive_netcdf(named_fit, named_sims, tmp_path):
-    draws = named_fit.sample(named_sims.x[0], 100, key=KEY)
+    draws = named_fit.sample(named_sims.x[0], 50, key=KEY)
     draws.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
     xr.testing.assert_identical(draws, xr.load_dataset(tmp_path / "draws.nc", engine="h5netcdf"))
 

@@ -12,13 +12,8 @@ import pytest
 
 import consilience as cs
 from consilience import training
-from consilience.losses import MaximumLikelihood
-from tests.conftest import SMALL
-
-
-def quick(model, sims, **settings):
-    options = {"posterior": SMALL, "epochs": 2, "progress": False, **settings}
-    return cs.fit(model, sims, key=jax.random.key(1), **options)
+from consilience.losses import Objective
+from tests.conftest import quick
 
 
 def weights(fit):
@@ -37,32 +32,11 @@ def test_the_same_key_gives_the_same_weights(named_model, named_sims):
     first, second = quick(named_model, named_sims), quick(named_model, named_sims)
     for a, b in zip(weights(first), weights(second), strict=True):
         np.testing.assert_array_equal(a, b)
-    other = cs.fit(
-        named_model, named_sims, key=jax.random.key(2), posterior=SMALL, epochs=2, progress=False
-    )
+    other = quick(named_model, named_sims, key=jax.random.key(2))
     assert not np.array_equal(weights(first)[0], weights(other)[0])
 
 
-def test_epochs_and_data_compile_nothing_anew(named_model, named_sims, monkeypatch):
-    traced = []
-    original = MaximumLikelihood.__call__
-
-    def counted(self, *args):
-        traced.append(1)
-        return original(self, *args)
-
-    monkeypatch.setattr(MaximumLikelihood, "__call__", counted)
-    jax.clear_caches()
-    quick(named_model, named_sims)
-    first = len(traced)
-    assert first > 0
-    more = cs.simulate(named_model, 256, key=jax.random.key(9))
-    quick(named_model, more, epochs=3, learning_rate=3e-4)
-    cs.fit(named_model, more, key=jax.random.key(5), posterior=SMALL, epochs=1, progress=False)
-    assert len(traced) == first
-
-
-def test_a_second_fit_of_the_same_shapes_compiles_nothing_at_all(named_model, named_sims):
+def test_other_data_epochs_rates_and_keys_compile_nothing_at_all(named_model, named_sims):
     compiled = []
 
     def listen(event, seconds, **details):
@@ -70,12 +44,12 @@ def test_a_second_fit_of_the_same_shapes_compiles_nothing_at_all(named_model, na
             compiled.append(details)
 
     more = cs.simulate(named_model, 256, key=jax.random.key(9))
-    jax.clear_caches()
-    jax.monitoring.register_event_duration_secs_listener(listen)
     quick(named_model, named_sims)
-    assert compiled, "the first fit must have been seen to compile"
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.jit(lambda a: a + 1)(0)
+    assert compiled, "compilation must be seen at all"
     compiled.clear()
-    quick(named_model, more, epochs=3, learning_rate=3e-4)
+    quick(named_model, more, epochs=3, learning_rate=3e-4, key=jax.random.key(5))
     assert compiled == []
 
 
@@ -86,15 +60,7 @@ def test_any_optax_optimizer_is_taken(named_model, named_sims):
 
 
 def test_early_stopping_keeps_the_best_epoch(named_model, named_sims):
-    fit = quick(
-        named_model,
-        named_sims[:64],
-        posterior=cs.Coupling(layers=1, width=64, l2=0.0),
-        learning_rate=2e-2,
-        schedule=cs.Constant(),
-        epochs=200,
-        patience=5,
-    )
+    fit = quick(named_model, named_sims, learning_rate=5e-2, epochs=200, patience=5)
     history = fit.history
     assert history.stopped == "early"
     assert len(history.terms["loss"]) == history.best_epochs["posterior"] + 5
@@ -106,7 +72,7 @@ def test_each_density_keeps_its_own_best_epoch(named_fit):
 
 
 def test_without_validation_the_last_epoch_counts(named_model, named_sims):
-    fit = quick(named_model, named_sims, validation=0.0)
+    fit = quick(named_model, named_sims[:230], validation=0.0)
     assert fit.history.best_epochs == {"posterior": 2}
     assert "validation" not in fit.history.terms
 
@@ -132,58 +98,51 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
     assert np.isfinite(fit.log_prob({"mu": 0.0, "sigma": 1.0}, np.zeros((10, 1))))
 
 
-class Poisoned(eqx.Module):
-    """A loss that is NaN on the examples whose first parameter is above a level."""
+class Poisoned(Objective):
+    """NaN for the runs whose first parameter is above a level."""
 
-    inner: MaximumLikelihood
-    level: float
-    parts = MaximumLikelihood.parts
+    level: jax.Array = jnp.inf
 
-    def __call__(self, networks, example, key, progress):
-        terms = self.inner(networks, example, key, progress)
-        bad = example.u[0] > self.level
-        return {name: jnp.where(bad, jnp.nan, term) for name, term in terms.items()}
+    def maximum_likelihood(self, networks, run, key):
+        terms = super().maximum_likelihood(networks, run, key)
+        return {name: jnp.where(run.u[0] > self.level, jnp.nan, t) for name, t in terms.items()}
 
 
-@pytest.mark.parametrize("level", [2.2, 0.0])
 def test_steps_that_are_not_finite_are_skipped_and_many_are_an_error(
-    named_model, named_sims, monkeypatch, level
+    named_model, named_sims, monkeypatch
 ):
-    monkeypatch.setattr(
-        training, "MaximumLikelihood", lambda data: Poisoned(MaximumLikelihood(data), level)
-    )
-    settings = {"epochs": 3, "validation": 0.0, "batch_size": 8}
-    if level == 0.0:
-        with pytest.raises(
-            cs.TrainingError, match=r"32 of the 32 steps of epoch 1, first at step 1\b"
-        ):
-            quick(named_model, named_sims, **settings)
-        return
-    fit = quick(named_model, named_sims, **settings)
+    def poisoned_fit(level):
+        def build(model, parameters, data, *_):
+            return Poisoned(model, parameters, data, level=jnp.asarray(level))
+
+        monkeypatch.setattr(training, "build_objective", build)
+        return quick(named_model, named_sims, epochs=3, validation=0.0, batch_size=8)
+
+    fit = poisoned_fit(2.2)
     assert np.all(fit.history.terms["skipped"] > 0)
     assert all(np.all(np.isfinite(leaf)) for leaf in weights(fit))
     assert np.all(np.isfinite(fit.history.terms["loss"]))
+    with pytest.raises(cs.TrainingError, match=r"32 of the 32 steps of epoch 1, first at step 1\b"):
+        poisoned_fit(0.0)
 
 
-def test_a_likelihood_and_a_prior_can_be_learned_with_the_posterior():
+def test_a_prior_can_be_learned_with_the_posterior():
     def draw(key):
         a = jax.random.normal(key)
         return {"a": a, "b": jnp.exp(0.3 * a) + 0.1 * jax.random.normal(jax.random.fold_in(key, 1))}
 
     model = cs.Model(cs.ImplicitPrior(draw), lambda key, t: t["a"] + jax.random.normal(key, (3,)))
-    sims = cs.simulate(model, 1024, key=jax.random.key(0))
-    flow = cs.Coupling(layers=2, width=32)
-    fit = cs.fit(
-        model, sims, key=jax.random.key(1), posterior=SMALL, prior=flow, epochs=30, progress=False
-    )
-    new = cs.simulate(model, 500, key=jax.random.key(2)).theta
+    flow = cs.Coupling(transform=cs.Spline(bins=4), layers=2, width=32)
+    sims = cs.simulate(model, 1524, key=jax.random.key(0))
+    fit = quick(model, sims[:1024], prior=flow, epochs=30)
+    new = sims[1024:].theta
     # The density of (a, b): a standard normal, and b a narrow normal around exp(0.3 a).
     exact = dist.Normal(0, 1).log_prob(new["a"]) + dist.Normal(
         np.exp(0.3 * new["a"]), 0.1
     ).log_prob(new["b"])
-    learned = jax.vmap(fit.prior.log_prob)(new)
+    learned = jax.jit(jax.vmap(fit.prior.log_prob))(new)
     assert abs(float(jnp.mean(learned - exact))) < 0.15
-    draws = jax.vmap(fit.prior.sample)(jax.random.split(jax.random.key(3), 4000))
+    draws = jax.jit(jax.vmap(fit.prior.sample))(jax.random.split(jax.random.key(3), 4000))
     np.testing.assert_allclose(np.std(draws["a"]), 1.0, atol=0.1)
     np.testing.assert_allclose(np.corrcoef(draws["a"], draws["b"])[0, 1], 0.95, atol=0.05)
 
@@ -204,15 +163,14 @@ def test_bad_settings_are_refused(named_model, named_sims, settings, message):
 
 
 def test_bad_simulations_are_refused(named_model, named_sims):
-    x = named_sims.x.copy()
-    x[[4, 7]] = np.nan
-    bad = cs.Simulations(named_sims.theta, x)
+    bad = named_sims[np.arange(258) % 256]
+    bad.x[[4, 7]] = np.nan
     with pytest.raises(
-        ValueError, match=r"2 of 256 simulations.*first at \[4, 7\].*p\(valid \| theta\)"
+        ValueError, match=r"2 of 258 simulations.*first at \[4, 7\].*p\(valid \| theta\)"
     ):
         quick(named_model, bad)
-    assert len(bad.drop_invalid()) == 254
-    assert quick(named_model, bad.drop_invalid()).history.simulations == 254
+    assert len(bad.drop_invalid()) == 256
+    assert quick(named_model, bad.drop_invalid()).history.simulations == 256
 
     with pytest.raises(ValueError, match="no simulations to learn from"):
         quick(named_model, named_sims[:0])
@@ -227,27 +185,14 @@ def test_bad_simulations_are_refused(named_model, named_sims):
         quick(named_model, named_sims[:1])
 
 
-def test_a_constant_column_trains():
-    model = cs.Model(
-        dist.Normal(0, 1),
-        lambda key, t: jnp.array([t, 1.0]) + jnp.array([0.1, 0.0]) * jax.random.normal(key, (2,)),
-    )
-    sims = cs.simulate(model, 128, key=jax.random.key(0))
-    fit = cs.fit(model, sims, key=jax.random.key(1), posterior=SMALL, epochs=2, progress=False)
+def test_a_constant_column_trains(named_model, named_sims):
+    fit = quick(named_model, cs.Simulations(named_sims.theta, np.full_like(named_sims.x, 0.1)))
     assert np.isfinite(fit.history.terms["loss"]).all()
     assert fit.history.terms["skipped"].sum() == 0
 
 
-def test_any_equinox_module_can_be_the_summary(named_model, named_sims):
-    class Moments(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            rows = x["data"]
-            return self.weight * jnp.concatenate([rows.mean(axis=0), rows.std(axis=0)])
-
-    fit = quick(named_model, named_sims, summary=Moments(jnp.ones(2)), epochs=5)
-    assert not np.allclose(fit.posterior.summary.weight, 1.0), "it must be trained"
+def test_any_equinox_module_can_be_the_summary(moments_fit, named_model, named_sims):
+    assert not np.allclose(moments_fit.posterior.summary.weight, 1.0), "it must be trained"
 
     class Wrong(eqx.Module):
         def __call__(self, x):

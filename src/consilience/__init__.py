@@ -5,14 +5,21 @@
 
 from importlib.metadata import version
 
+from consilience.augmentation import Bootstrap, Jitter
+from consilience.comparison import compare
+from consilience.consistency import SelfConsistency
+from consilience.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
 from consilience.data import Series, Set, Vector
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Affine, Coupling, Spline
+from consilience.host import OnHost
 from consilience.model import Model, PerRow
 from consilience.priors import ImplicitPrior
+from consilience.proposals import CurrentPosterior, EpochCopy, FromPrior, Mixture
 from consilience.results import to_arviz
-from consilience.schedules import Constant, Cosine
-from consilience.simulations import Simulations, simulate
+from consilience.rounds import Atomic, Round, Truncated, sequential
+from consilience.schedules import Constant, Cosine, Ramp, Smooth, Step
+from consilience.simulations import Simulations, simulate, simulate_at
 from consilience.storage import LoadError, load
 from consilience.summaries import Convolutions, DeepSet, Dense, Identity, SetTransformer
 from consilience.training import TrainingError, fit
@@ -21,29 +28,50 @@ __version__ = version("consilience")
 
 __all__ = [
     "Affine",
+    "Atomic",
+    "Bootstrap",
+    "Bounded",
     "Constant",
     "Convolutions",
     "Cosine",
     "Coupling",
+    "CurrentPosterior",
     "DeepSet",
     "Dense",
+    "EpochCopy",
     "Fit",
+    "FromPrior",
     "History",
     "Identity",
     "ImplicitPrior",
+    "Jitter",
     "LoadError",
+    "Mixture",
     "Model",
+    "OnHost",
     "PerRow",
+    "Ramp",
+    "RatioVariance",
     "Recipe",
+    "RelativeConstraint",
+    "Round",
+    "SelfConsistency",
     "Series",
     "Set",
     "SetTransformer",
     "Simulations",
+    "Smooth",
     "Spline",
+    "Step",
     "TrainingError",
+    "Truncated",
+    "Variance",
     "Vector",
+    "compare",
     "fit",
     "load",
+    "sequential",
     "simulate",
+    "simulate_at",
     "to_arviz",
 ]

@@ -23,6 +23,7 @@ class Networks(eqx.Module):
     posterior: Flow
     likelihood: Flow | None
     prior: Flow | None
+    multipliers: Flat | None = None
 
     def penalty(self) -> Scalar:
         flows = [self.posterior, self.likelihood, self.prior]

@@ -15,15 +15,20 @@ import jax
 import numpy as np
 import xarray as xr
 
-from consilience.approximators import LearnedPrior, Likelihood, Posterior
+from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at
 from consilience.flows import Coupling
 from consilience.model import Model
-from consilience.results import draws_to_dataset
+from consilience.networks import generator
+from consilience.results import draws_to_dataset, evidence_to_dataset
 from consilience.summaries import Summary
 from consilience.types import Data, PRNGKey, Theta
 
 BLOCK = 4096
 """Parameter vectors that go through a flow at once: fits a CPU's cache."""
+
+OVERSAMPLE = 4
+"""How many draws a corrected draw is chosen from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Recipe:
     summary: Summary | eqx.Module
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class History:
     """How training went.
 
@@ -62,27 +67,76 @@ class Fit(eqx.Module):
     recipe: Recipe = eqx.field(static=True)
     history: History = eqx.field(static=True)
 
-    def sample(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
+    def sample(
+        self, x: Data, n: int = 1000, *, key: PRNGKey, corrected: bool = False
+    ) -> xr.Dataset:
         """Posterior draws for one dataset, or for each of a batch with a leading axis.
+
+        `corrected`: resample by importance, with Pareto-smoothed weights, from four times
+        as many draws. Needs prior and likelihood, exact or learned. The coordinates
+        `pareto_k` (trust it below 0.7) and `ess`, the effective number of those draws, say
+        how well it went for each observation.
 
         Returns a variable for each parameter, with the dimensions `chain` (one), `draw`
         and its own; for a batch, behind `observation`.
         """
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
+        if not corrected:
+            (draws, _), batched = self._draw(x, n, key, None)
+            return draws_to_dataset(draws, batched=batched)
+        k_draw, k_pick = jax.random.split(key)
+        (draws, terms), batched = self._draw(x, max(OVERSAMPLE * n, 1000), k_draw, self.joint)
+        _, _, weights = jax.device_get(estimate_all(terms))
+        picked = resample(weights.log_weights, n, generator(k_pick))
+        rows = np.arange(len(picked))[:, None]
+        return draws_to_dataset(
+            {name: values[rows, picked] for name, values in draws.items()},
+            batched=batched,
+            extra={"pareto_k": weights.pareto_k, "ess": weights.ess},
+        )
+
+    def log_evidence(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
+        """The log evidence of one dataset, or of each of a batch, from `n` posterior draws.
+
+        `log_evidence`, with the 95 % interval from `lower` to `upper`, by three methods:
+        `mean`, the average of the identity, a lower bound; `importance`, the log of the mean
+        ratio; `bridge`, the bridge to the true posterior, the one to take.
+        `spread`: the width of the central 95 % of the identity's values, zero for a right
+        posterior. `pareto_k`, `ess`: trust the estimates where k is below 0.7.
+        """
+        if n < 50:
+            raise ValueError(f"An estimate of the evidence needs 50 draws or more, got {n}.")
+        (_, terms), batched = self._draw(x, n, key, self.joint)
+        estimates, width, weights = jax.device_get(estimate_all(terms))
+        return evidence_to_dataset(estimates, width, weights, batched=batched)
+
+    @property
+    def networks(self) -> Networks:
+        """All that was trained."""
+        return Networks(
+            self.posterior.summary,
+            self.posterior.flow,
+            None if self.likelihood is None else self.likelihood.flow,
+            None if self.prior is None else self.prior.flow,
+        )
+
+    @property
+    def joint(self) -> Joint:
+        """Prior and likelihood: the model's own where it has them, else the learned ones."""
+        return make_joint(self.model, self.prior, self.likelihood)
+
+    def _draw(self, x: Data, n: int, key: PRNGKey, joint: Joint | None):
+        """Draws, and the terms of the identity if there is a joint; and whether x is a batch."""
         layout = self.posterior.data.layout
         arrays, batched = layout.check(x)
         m = len(arrays[layout.names[0]])
-        space = self.posterior.parameters
-        dtype = space.loc.dtype
-        draws = {name: np.empty((m, n, *shape), dtype) for name, shape in space.shapes.items()}
-        for i, j in _blocks(m, n):
-            part = {name: array[np.minimum(i, m - 1)] for name, array in arrays.items()}
-            block = _draw(self.posterior, key, layout.unnamed(part), i, j[0], len(j))
-            keep_i, keep_j = i[i < m], j[j < n]
-            for name, values in jax.device_get(block).items():
-                draws[name][np.ix_(keep_i, keep_j)] = values[: len(keep_i), : len(keep_j)]
-        return draws_to_dataset(draws, batched=batched)
+
+        def block(i, j):
+            part = layout.unnamed({name: array[i] for name, array in arrays.items()})
+            return _draw(self.posterior, joint, key, part, i, j[0], len(j))
+
+        return _in_blocks(m, n, block), batched
 
     def log_prob(self, theta: Theta | xr.Dataset | np.ndarray, x: Data) -> np.ndarray:
         """The log posterior density at named parameters.
@@ -106,15 +160,15 @@ class Fit(eqx.Module):
             )
         n = math.prod(lead[1:] if batched else lead)
         flat = {name: a.reshape(m, n, *space.shapes[name]) for name, a in named.items()}
-        result = np.empty((m, n), space.loc.dtype)
-        for i, j in _blocks(m, n):
-            rows, columns = np.minimum(i, m - 1), np.minimum(j, n - 1)
-            part = {name: array[rows] for name, array in arrays.items()}
-            values = {name: a[np.ix_(rows, columns)] for name, a in flat.items()}
-            block = np.asarray(_log_prob(self.posterior, values, layout.unnamed(part)))
-            keep_i, keep_j = i[i < m], j[j < n]
-            result[np.ix_(keep_i, keep_j)] = block[: len(keep_i), : len(keep_j)]
-        return result.reshape(lead)
+
+        def block(i, j):
+            part = {name: array[i] for name, array in arrays.items()}
+            values = {name: a[np.ix_(i, np.minimum(j, n - 1))] for name, a in flat.items()}
+            return _log_prob(self.posterior, values, layout.unnamed(part))
+
+        if n == 0:
+            return np.empty(lead, space.loc.dtype)
+        return _in_blocks(m, n, block).reshape(lead)
 
     def save(self, path: str | Path) -> Path:
         """Write the fit to a file that `cs.load` reads."""
@@ -148,13 +202,28 @@ def _blocks(m: int, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             yield np.arange(i, i + rows), np.arange(j, j + columns)
 
 
+def _in_blocks(m: int, n: int, block):
+    """A tree of arrays (m, n, ...), made block by block of datasets and draws."""
+    result: Any = None
+    for i, j in _blocks(m, n):
+        part = jax.device_get(block(np.minimum(i, m - 1), j))
+        if result is None:
+            result = jax.tree.map(lambda a: np.empty((m, n, *a.shape[2:]), a.dtype), part)
+        keep_i, keep_j = i[i < m], j[j < n]
+        for whole, piece in zip(jax.tree.leaves(result), jax.tree.leaves(part), strict=True):
+            whole[np.ix_(keep_i, keep_j)] = piece[: len(keep_i), : len(keep_j)]
+    return result
+
+
 @eqx.filter_jit
-def _draw(posterior: Posterior, key: PRNGKey, x: Any, numbers, start, n: int):
+def _draw(posterior: Posterior, joint: Joint | None, key: PRNGKey, x: Any, numbers, start, n: int):
     def each(x, number):
         context = posterior.context(x)
         key_here = jax.random.fold_in(jax.random.fold_in(key, number), start)
-        keys = jax.random.split(key_here, n)
-        return jax.vmap(lambda k: posterior.sample_in_context(k, context))(keys)
+        draw = lambda k: posterior.flow.sample(k, context)[0]  # noqa: E731
+        u = jax.vmap(draw)(jax.random.split(key_here, n))
+        theta = jax.vmap(posterior.parameters.from_vector)(u)
+        return theta, None if joint is None else terms_at(joint, posterior, u, x, context)
 
     return jax.vmap(each)(x, numbers)
 

@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 
 from consilience.data import DATA, Kind, Layout, Set, make_layout
+from consilience.host import OnHost
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.types import Data, PRNGKey, Scalar, Theta
 
@@ -37,7 +38,8 @@ class Model(eqx.Module):
     `prior`: a NumPyro distribution, a dictionary of named ones, or an `ImplicitPrior`.
     `simulator`: `(key, theta) -> x` for one theta, in JAX; `x` is an array of any shape or
     a dictionary of arrays. None if simulations come from elsewhere.
-    `log_likelihood`: `(theta, x) -> scalar`, or `PerRow` of a function of one row.
+    `log_likelihood`: `(theta, x) -> scalar`, or `PerRow` of a function of one row, or `OnHost`
+    of one that is not written in JAX.
     `data`: what the shape of `x` does not say: `Set()`, `Series()`, or `Vector()`.
 
     >>> model = Model(
@@ -55,7 +57,7 @@ class Model(eqx.Module):
 
     prior: Prior
     simulator: Callable[[PRNGKey, Any], Data] | None = eqx.field(static=True)
-    likelihood: Callable[[Any, Data], Scalar] | PerRow | None = eqx.field(static=True)
+    likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
     data: Kind | None = eqx.field(static=True)
     layout: Layout | None = eqx.field(static=True)
 
@@ -63,7 +65,7 @@ class Model(eqx.Module):
         self,
         prior: dist.Distribution | Mapping[str, dist.Distribution] | ImplicitPrior | Prior,
         simulator: Callable[[PRNGKey, Any], Data] | None = None,
-        log_likelihood: Callable[[Any, Data], Scalar] | PerRow | None = None,
+        log_likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = None,
         *,
         data: Kind | None = None,
     ):
@@ -98,14 +100,18 @@ class Model(eqx.Module):
 
     def simulate_one(self, key: PRNGKey) -> tuple[Theta, Data]:
         """One draw of the parameters and of the data."""
+        k_theta, k_x = jax.random.split(key)
+        theta = self.prior.draw(k_theta)
+        return theta, self.simulate_at(k_x, theta)
+
+    def simulate_at(self, key: PRNGKey, theta: Theta) -> Data:
+        """The data of one run at given parameters."""
         if self.simulator is None:
             raise ValueError(
                 "This model has no simulator. Pass one to cs.Model, or bring runs made "
                 "elsewhere as cs.Simulations(theta, x)."
             )
-        k_theta, k_x = jax.random.split(key)
-        theta = self.prior.draw(k_theta)
-        return theta, self.simulator(k_x, self.unwrap(theta))
+        return self.simulator(key, self.unwrap(theta))
 
     def log_likelihood(self, theta: Theta, x: Data) -> Array:
         """The model's own log-likelihood of one dataset under one set of parameters."""

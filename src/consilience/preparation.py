@@ -4,18 +4,22 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from consilience.approximators import Networks
+from consilience.augmentation import Spread
 from consilience.data import DataSpace, layout_of
+from consilience.defaults import Plan
 from consilience.fitted import Recipe
 from consilience.flows import Coupling
-from consilience.losses import Example
+from consilience.host import raise_failure
+from consilience.losses import Example, Objective
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.simulations import Simulations
-from consilience.spaces import ParameterSpace
-from consilience.types import PRNGKey
+from consilience.spaces import ParameterSpace, to_vectors
+from consilience.types import Data, PRNGKey
 
 
 def check_simulations(model: Model, simulations: Simulations):
@@ -70,17 +74,12 @@ def split(n: int, share: float, key: PRNGKey) -> tuple[np.ndarray, np.ndarray]:
     return order[held:], order[:held]
 
 
-def default_batch(n: int) -> int:
-    return max(1, min(32 if n < 4096 else 64, n // 4))
-
-
-def default_epochs(n: int, batch_size: int) -> int:
-    """About 2,000 steps, and at least 15 epochs: longer overfits what a budget can tell."""
-    return max(15, round(2000 / (n // batch_size)))
-
-
 def build_networks(
-    recipe: Recipe, parameters: ParameterSpace, data: DataSpace, key: PRNGKey
+    recipe: Recipe,
+    parameters: ParameterSpace,
+    data: DataSpace,
+    key: PRNGKey,
+    n_multipliers: int = 0,
 ) -> Networks:
     """New networks for parameters and data of these shapes."""
     k_summary, k_posterior, k_likelihood, k_prior = jax.random.split(key, 4)
@@ -106,18 +105,91 @@ def build_networks(
         posterior=flow(recipe.posterior, k_posterior, dim, out.shape[0]),
         likelihood=flow(recipe.likelihood, k_likelihood, n_values, dim + n_side),
         prior=flow(recipe.prior, k_prior, dim, 0),
+        multipliers=jnp.zeros(n_multipliers) if n_multipliers else None,
     )
 
 
-def standardise(parameters: ParameterSpace, data: DataSpace, simulations: Simulations) -> Example:
-    """All runs as the networks see them."""
-    return _standardise(parameters, data, parameters.check(simulations.theta), simulations.x)
+def to_examples(parameters: ParameterSpace, simulations: Simulations) -> Example:
+    """All runs as training takes them."""
+    u = to_vectors(parameters, parameters.check(simulations.theta))
+    return Example(u, jax.tree.map(jnp.asarray, simulations.x))
+
+
+def build_objective(
+    model: Model,
+    parameters: ParameterSpace,
+    data: DataSpace,
+    plan: Plan,
+    simulations: Simulations,
+    unlabeled: Data | None,
+    atoms: int | None = None,
+) -> Objective:
+    """What training minimises, once the likelihood and the unlabelled data are seen to fit."""
+    settings, layout = plan.self_consistency, data.layout
+    observed = None
+    if unlabeled is not None:
+        if settings is None:
+            raise ValueError(
+                "Unlabelled data have no theta to learn from by maximum likelihood: they need "
+                "self-consistency. Leave self_consistency as it is, or pass cs.SelfConsistency()."
+            )
+        arrays, _ = layout.check(unlabeled, "unlabeled")
+        observed = layout.unnamed({name: jnp.asarray(a) for name, a in arrays.items()})
+    if settings is None:
+        # Without the model, a model written anew compiles nothing anew.
+        return Objective(model if atoms else None, parameters, data, atoms=atoms)
+    if plan.exact:
+        check_likelihood(model, simulations)
+    spread = data_spread(data, simulations.x, observed)
+    return Objective(model, parameters, data, settings, plan.exact, spread, observed, atoms)
+
+
+def data_spread(data: DataSpace, *sources: Data | None) -> Spread:
+    """The scale of the data, and the range of every entry over all sources."""
+    named = [data.layout.named(x) for x in sources if x is not None]
+    low, high = {}, {}
+    for name in data.layout.data_names:
+        arrays = np.concatenate([np.asarray(x[name]) for x in named])
+        # Rows of a set share their range, as they share their scale.
+        axes = (0, 1) if data.scale[name].ndim < arrays.ndim - 1 else 0
+        low[name] = jnp.asarray(arrays.min(axis=axes), float)
+        high[name] = jnp.asarray(arrays.max(axis=axes), float)
+    return Spread({name: data.scale[name] for name in low}, low, high)
+
+
+def check_likelihood(model: Model, simulations: Simulations, n: int = 64):
+    """Refuse a log-likelihood that fails on the runs, at their theta or at one another's."""
+    few = simulations[: min(n, len(simulations))]
+    for what, shift in (("its own theta", 0), ("the theta of another run", 1)):
+        at = {name: np.roll(array, shift, axis=0) for name, array in few.theta.items()}
+        try:
+            values = np.asarray(_likelihoods(model, at, few.x))
+        except jax.errors.JaxRuntimeError as error:
+            raise_failure(error)
+        if values.shape != (len(few),):
+            raise ValueError(
+                "log_likelihood(theta, x) must return one number, got the shape "
+                f"{values.shape[1:]}. For a function of one row, pass cs.PerRow(function)."
+            )
+        bad = np.flatnonzero(np.isnan(values) | (values == np.inf))
+        if len(bad):
+            i = int(bad[0])
+            shown = {name: array[i].tolist() for name, array in at.items()}
+            raise ValueError(
+                f"log_likelihood(theta, x) is {values[i]} for run {i} at {what}, {shown}, and "
+                f"not valid for {len(bad)} of {len(few)} runs. It must be finite, or minus "
+                "infinity where theta is impossible."
+            )
+        if shift == 0 and np.all(values == -np.inf):
+            raise ValueError(
+                "log_likelihood(theta, x) is minus infinity for every run at its own theta: "
+                "it calls impossible what the simulator does."
+            )
 
 
 @eqx.filter_jit
-def _standardise(parameters: ParameterSpace, data: DataSpace, theta, x) -> Example:
-    each = lambda t, x: Example(parameters.to_vector(t)[0], data.standardise(x))  # noqa: E731
-    return jax.vmap(each)(theta, x)
+def _likelihoods(model: Model, theta, x):
+    return jax.vmap(model.log_likelihood)(theta, x)
 
 
 def take(examples: Example, index) -> Example:

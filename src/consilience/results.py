@@ -5,9 +5,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+INTERVAL = 1.959964
+"""Standard errors either side of an estimate in a 95 % interval."""
 
-def draws_to_dataset(draws: dict[str, np.ndarray], *, batched: bool) -> xr.Dataset:
-    """Draws with the leading axes (observation, draw) as a dataset with a chain of its own."""
+
+def draws_to_dataset(
+    draws: dict[str, np.ndarray], *, batched: bool, extra: dict[str, np.ndarray] | None = None
+) -> xr.Dataset:
+    """Draws with the leading axes (observation, draw) as a dataset with a chain of its own.
+
+    `extra`: a number for each observation, which becomes a coordinate.
+    """
     variables = {}
     for name, values in draws.items():
         own = [f"{name}_dim_{i}" for i in range(values.ndim - 2)]
@@ -15,7 +23,32 @@ def draws_to_dataset(draws: dict[str, np.ndarray], *, batched: bool) -> xr.Datas
         array = xr.DataArray(values[:, None], dims=dims)
         variables[name] = array if batched else array[0]
     dataset = xr.Dataset(variables)
-    return dataset.assign_coords({str(dim): np.arange(n) for dim, n in dataset.sizes.items()})
+    dataset = dataset.assign_coords({str(dim): np.arange(n) for dim, n in dataset.sizes.items()})
+    for name, values in (extra or {}).items():
+        dataset = dataset.assign_coords(
+            {name: ("observation", values) if batched else float(values[0])}
+        )
+    return dataset
+
+
+def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Dataset:
+    """Estimates of the log evidence by method, with their 95 % intervals."""
+    estimates = {name: estimates[name] for name in ("mean", "importance", "bridge")}
+    value = np.stack([part.log_evidence for part in estimates.values()], axis=1)
+    error = np.stack([part.error for part in estimates.values()], axis=1)
+    dims = ("observation", "method")
+    dataset = xr.Dataset(
+        {
+            "log_evidence": (dims, value),
+            "lower": (dims, value - INTERVAL * error),
+            "upper": (dims, value + INTERVAL * error),
+            "spread": ("observation", spread),
+            "pareto_k": ("observation", weights.pareto_k),
+            "ess": ("observation", weights.ess),
+        },
+        coords={"method": list(estimates), "observation": np.arange(len(value))},
+    )
+    return dataset if batched else dataset.isel(observation=0, drop=True)
 
 
 def to_arviz(draws: xr.Dataset) -> Any:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from consilience.model import Model
+from consilience.spaces import ParameterSpace
 from consilience.types import Data, PRNGKey, Theta
 
 BLOCK = 4096
@@ -107,3 +108,28 @@ def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
 @eqx.filter_jit
 def _simulate_block(model: Model, key: PRNGKey, numbers):
     return jax.vmap(lambda i: model.simulate_one(jax.random.fold_in(key, i)))(numbers)
+
+
+def simulate_at(model: Model, theta: Theta, *, key: PRNGKey) -> Simulations:
+    """Run the simulator on parameters of the user's own choice, with a leading axis of runs.
+
+    >>> import numpyro.distributions as dist
+    >>> model = Model(dist.Normal(0, 1), lambda key, theta: theta + jax.random.normal(key, (2,)))
+    >>> simulate_at(model, {"theta": np.zeros(5)}, key=jax.random.key(0))
+    Simulations: 5 runs, theta: theta (); x: (2,)
+    """
+    arrays = ParameterSpace(model.prior).check(theta)
+    n = len(next(iter(arrays.values())))
+    size = min(n, BLOCK)
+    blocks = []
+    for start in range(0, n, size):
+        numbers = np.arange(start, start + size, dtype=np.uint32)
+        part = {name: array[np.minimum(numbers, n - 1)] for name, array in arrays.items()}
+        blocks.append(jax.device_get(_run_block(model, key, numbers, part)))
+    return Simulations(arrays, jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks))
+
+
+@eqx.filter_jit
+def _run_block(model: Model, key: PRNGKey, numbers, theta):
+    run = lambda i, t: model.simulate_at(jax.random.fold_in(key, i), t)  # noqa: E731
+    return jax.vmap(run)(numbers, theta)

@@ -63,19 +63,26 @@ class ParameterSpace(eqx.Module):
 
     def from_vector(self, u: Flat) -> dict[str, jax.Array]:
         """One set of parameters from `u`, always inside the support."""
+        return self.from_vector_with_log_det(u)[0]
+
+    def from_vector_with_log_det(self, u: Flat) -> tuple[dict[str, jax.Array], Scalar]:
+        r"""One set of parameters from $u$, and $\log |\det \partial u / \partial \theta|$ there.
+
+        Unlike `to_vector` of them, it loses nothing where they touch a bound.
+        """
         v = jnp.clip(u * self.scale + self.loc, -LIMIT, LIMIT)
-        ends = np.cumsum(self.sizes)[:-1]
-        parts = zip(self.names, jnp.split(v, ends), strict=True)
-        return {name: self._constrain(name, part) for name, part in parts}
+        theta, log_det = {}, -jnp.sum(jnp.log(self.scale))
+        for name, part in zip(self.names, jnp.split(v, np.cumsum(self.sizes)[:-1]), strict=True):
+            transform = self.transforms[name]
+            free = part.reshape(transform.inverse_shape(self.shapes[name]))
+            theta[name] = transform(free)
+            log_det -= jnp.sum(transform.log_abs_det_jacobian(free, theta[name]))
+        return theta, log_det
 
     def contains(self, theta: Theta) -> Bool[Array, ""]:
         """Whether one set of parameters lies in the support."""
         checks = [jnp.all(self.transforms[name].codomain(theta[name])) for name in self.names]
         return jnp.all(jnp.stack(checks))
-
-    def _constrain(self, name: str, part: Flat) -> jax.Array:
-        transform = self.transforms[name]
-        return transform(part.reshape(transform.inverse_shape(self.shapes[name])))
 
     def check(self, theta: Any, what: str = "theta") -> dict[str, np.ndarray]:
         """Named arrays with any leading axes, all the same, or an error that says what is off."""
@@ -112,7 +119,7 @@ class ParameterSpace(eqx.Module):
 def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
     """The space of a prior, standardised by the parameters of a training set."""
     raw = ParameterSpace(prior)
-    v = np.asarray(_to_vectors(raw, raw.check(theta)))
+    v = np.asarray(to_vectors(raw, raw.check(theta)))
     # Quantiles, not moments: heavy tails must not set the scale.
     low, loc, high = np.quantile(v, [0.25, 0.5, 0.75], axis=0)
     scale = (high - low) / 1.349
@@ -120,5 +127,5 @@ def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
 
 
 @eqx.filter_jit
-def _to_vectors(space: ParameterSpace, theta: Theta):
+def to_vectors(space: ParameterSpace, theta: Theta):
     return jax.vmap(lambda t: space.to_vector(t)[0])(theta)

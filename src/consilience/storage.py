@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from consilience import data, flows, summaries
-from consilience.approximators import Networks
 from consilience.data import DataSpace, Layout
 from consilience.fitted import Fit, History, Recipe
 from consilience.model import Model
@@ -104,13 +103,7 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
 
 def _numbers(fit: Fit):
     parameters = fit.posterior.parameters
-    networks = Networks(
-        fit.posterior.summary,
-        fit.posterior.flow,
-        None if fit.likelihood is None else fit.likelihood.flow,
-        None if fit.prior is None else fit.prior.flow,
-    )
-    return networks, (parameters.loc, parameters.scale), fit.posterior.data
+    return fit.networks, (parameters.loc, parameters.scale), fit.posterior.data
 
 
 def _tensors(tree) -> dict[str, np.ndarray]:

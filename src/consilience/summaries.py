@@ -231,10 +231,10 @@ def default_size(dim: int) -> int:
     return 2 * dim + 4
 
 
-def default_summary(layout: Layout) -> Summary:
-    """A sensible network for data of a kind and shape."""
+def default_summary(layout: Layout, *, large: bool = False) -> Summary:
+    """A sensible network for data of a kind and shape; `large` where it cannot overfit."""
     if isinstance(layout.kind, Set):
-        return DeepSet()
+        return DeepSet(width=128, blocks=3) if large else DeepSet()
     if isinstance(layout.kind, Series) and layout.rows > 8:
         return Convolutions()
     return Identity() if layout.n_features * layout.rows <= 32 else Dense()

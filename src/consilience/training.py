@@ -13,25 +13,27 @@ from jax.flatten_util import ravel_pytree
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
+from consilience.defaults import check_plan, default_plan
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
-from consilience.losses import Example, MaximumLikelihood
+from consilience.host import raise_failure
+from consilience.losses import Example
 from consilience.model import Model
 from consilience.preparation import (
     build_networks,
+    build_objective,
     check_simulations,
-    default_batch,
-    default_epochs,
     split,
-    standardise,
     take,
+    to_examples,
 )
 from consilience.schedules import Cosine, Schedule
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, parameter_space
-from consilience.summaries import Summary, default_summary
-from consilience.types import PRNGKey
+from consilience.summaries import Summary
+from consilience.types import Data, PRNGKey
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ def fit(
     simulations: Simulations,
     *,
     key: PRNGKey,
+    self_consistency: SelfConsistency | bool | None = None,
+    unlabeled: Data | None = None,
+    start: Fit | None = None,
+    atoms: int | None = None,
     posterior: Coupling | None = None,
     likelihood: Coupling | None = None,
     prior: Coupling | None = None,
@@ -59,17 +65,25 @@ def fit(
     learning_rate: float = 1e-3,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    validation: float = 0.1,
+    validation: float | None = None,
     patience: int | None = None,
     progress: bool = True,
 ) -> Fit:
     """Learn the posterior of a model from its simulations.
 
-    `posterior`: the flow of the posterior; by default four spline layers.
+    What is not said is chosen from the number of simulations and the shape of the problem
+    by `default_plan`; what is said stays.
+
+    `self_consistency`: a `SelfConsistency`, or False for maximum likelihood alone (NPE). It
+    takes the model's log-likelihood, or, where there is none, one learned in tandem.
+    `unlabeled`: observed data, one dataset or a batch: self-consistency is asked there too.
+    `start`: a fit of the same model to go on from: its networks, and its scales.
+    `atoms`: for theta that were drawn from a proposal, not from the prior: the posterior
+    learns to tell a run's theta from those of so many others (see `consilience.rounds`).
+    `posterior`: the flow of the posterior.
     `likelihood`: a flow, to learn the likelihood in tandem (NPLE).
-    `prior`: a flow, to learn the prior's density where it can only be sampled.
+    `prior`: a flow, to learn the prior's density; done unasked where it has none.
     `summary`: a summary network; by default one that fits the shape of the data.
-    `epochs`, `batch_size`: by default from the number of simulations.
     `learning_rate`, `schedule`: Adam's rate at the start, and its course over training.
     `optimizer`: any Optax optimizer in place of Adam, with a learning rate of its own.
     `validation`: the share of simulations held out, whose loss picks the best epoch; 0 for
@@ -82,50 +96,58 @@ def fit(
     >>> model = cs.Model(dist.Normal(0, 1), lambda key, t: t + jax.random.normal(key, (3,)))
     >>> sims = cs.simulate(model, 128, key=jax.random.key(0))
     >>> small = cs.Coupling(layers=1, width=16)
-    >>> result = cs.fit(model, sims, key=jax.random.key(1), posterior=small, epochs=2)
+    >>> result = cs.fit(
+    ...     model, sims, key=jax.random.key(1), posterior=small, self_consistency=False, epochs=2
+    ... )
     >>> result.history.stopped
     'finished'
     """
     check_simulations(model, simulations)
-    parameters = parameter_space(model.prior, simulations.theta)
-    data = data_space(simulations.x, model.data)
-    k_split, k_build, k_train = jax.random.split(key, 3)
-    train, held_out = split(len(simulations), validation, k_split)
-    batch_size = default_batch(len(train)) if batch_size is None else batch_size
-    if not 1 <= batch_size <= len(train):
-        raise ValueError(
-            f"batch_size must be between 1 and the {len(train)} training simulations "
-            f"({len(held_out)} more are held out for validation), got {batch_size}."
-        )
-    epochs = default_epochs(len(train), batch_size) if epochs is None else epochs
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}.")
-    if patience is not None and not len(held_out):
-        raise ValueError("patience needs held-out simulations: pass validation > 0 with it.")
-
-    recipe = Recipe(
-        posterior=posterior or Coupling(),
+    if start is None:
+        parameters = parameter_space(model.prior, simulations.theta)
+        data = data_space(simulations.x, model.data)
+    else:
+        parameters, data = start.posterior.parameters, start.posterior.data
+        if any(spec is not None for spec in (posterior, likelihood, prior, summary)):
+            raise ValueError("A fit to start from has its networks: pass start, or networks.")
+        posterior, likelihood = start.recipe.posterior, start.recipe.likelihood
+        prior, summary = start.recipe.prior, start.recipe.summary
+    plan = default_plan(
+        model,
+        data.layout,
+        parameters.dim,
+        len(simulations),
+        self_consistency=self_consistency,
+        posterior=posterior,
         likelihood=likelihood,
         prior=prior,
-        summary=summary or default_summary(data.layout),
+        summary=summary,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation=validation,
     )
-    networks = build_networks(recipe, parameters, data, k_build)
-    examples = standardise(parameters, data, simulations)
+    k_split, k_build, k_train = jax.random.split(key, 3)
+    train, held_out = split(len(simulations), plan.validation, k_split)
+    check_plan(plan, len(train), len(held_out), patience, atoms)
+    examples = to_examples(parameters, simulations)
+    objective = build_objective(model, parameters, data, plan, simulations, unlabeled, atoms)
     networks, history = _train(
-        networks,
-        MaximumLikelihood(data),
+        build_networks(plan.recipe, parameters, data, k_build, plan.n_multipliers)
+        if start is None
+        else start.networks,
+        objective,
         take(examples, train),
         take(examples, held_out) if len(held_out) else None,
         key=k_train,
-        epochs=epochs,
-        batch_size=batch_size,
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
         learning_rate=learning_rate,
         schedule=schedule or Cosine(),
         optimizer=optimizer,
         patience=patience,
         progress=progress,
     )
-    return assemble(model, parameters, data, networks, recipe, history)
+    return assemble(model, parameters, data, networks, plan.recipe, history)
 
 
 def assemble(
@@ -176,7 +198,7 @@ def _train(
     # Arrays, not numbers: another value of these compiles nothing anew.
     total, rate = jnp.asarray(float(steps * epochs)), jnp.asarray(learning_rate, float)
     record: list[dict[str, float]] = []
-    best, stopped = _Best(networks, loss.parts), "finished"
+    best, stopped = _Best(networks, loss.groups), "finished"
     start = time.perf_counter()
     bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
     try:
@@ -195,7 +217,7 @@ def _train(
             row = _summarise(jax.device_get(info), epoch, steps)
             judged = None
             if held_out is not None:
-                scores = _validate(state.networks, held_out, state.step / total, loss)
+                scores = _validate(state.networks, held_out, loss)
                 judged = {name: float(score) for name, score in scores.items()}
                 row["validation"] = sum(judged.values())
             record.append(row)
@@ -205,6 +227,8 @@ def _train(
             if patience is not None and epoch - max(best.epochs.values()) >= patience:
                 stopped = "early"
                 break
+    except jax.errors.JaxRuntimeError as error:
+        raise_failure(error)
     except KeyboardInterrupt:
         if not record:
             raise
@@ -223,24 +247,24 @@ def _train(
 
 
 class _Best:
-    """The best networks so far: each part by its own held-out loss, or simply the last."""
+    """The best networks so far: each group by its own held-out loss, or simply the last."""
 
-    def __init__(self, networks: Networks, parts: dict[str, tuple[str, ...]]):
+    def __init__(self, networks: Networks, groups: tuple[tuple[str, ...], ...]):
         self.networks = networks
-        self.parts = {
-            name: fields for name, fields in parts.items() if getattr(networks, fields[-1])
-        }
-        self.scores = dict.fromkeys(self.parts, np.inf)
-        self.epochs = dict.fromkeys(self.parts, 0)
+        there = [tuple(name for name in group if getattr(networks, name)) for group in groups]
+        self.groups = [group for group in there if group]
+        self.scores = dict.fromkeys(self.groups, np.inf)
+        self.epochs = {name: 0 for group in self.groups for name in group}
 
     def update(self, networks: Networks, scores: dict[str, float] | None, epoch: int):
-        for part, fields in self.parts.items():
-            score = -np.inf if scores is None else scores[part]
-            if score < self.scores[part] or scores is None:
-                fresh = [getattr(networks, field) for field in fields]
-                where = lambda n, fields=fields: [getattr(n, field) for field in fields]  # noqa: E731
-                self.networks = eqx.tree_at(where, self.networks, fresh)
-                self.scores[part], self.epochs[part] = score, epoch
+        for group in self.groups:
+            score = -np.inf if scores is None else sum(scores[name] for name in group)
+            if score < self.scores[group] or scores is None:
+                fields = (*group, *(["summary"] if "posterior" in group else []))
+                pick = lambda tree, fields=fields: [getattr(tree, f) for f in fields]  # noqa: E731
+                self.networks = eqx.tree_at(pick, self.networks, pick(networks))
+                self.scores[group] = score
+                self.epochs.update(dict.fromkeys(group, epoch))
 
 
 def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str, float]:
@@ -253,6 +277,13 @@ def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str,
             f"The loss or its gradient was not finite in {len(bad)} of the {steps} steps of epoch "
             f"{epoch}, first at step {first}. Such steps are skipped, but these are too many: "
             "look for extreme values in the simulations, or lower the learning rate."
+        )
+    invalid = info.pop("invalid", np.zeros(1)).sum()
+    if invalid:
+        raise TrainingError(
+            f"log_likelihood(theta, x) was NaN or plus infinity for {invalid:.0f} datasets of "
+            f"epoch {epoch}. It must be finite, or minus infinity where theta is impossible: look "
+            "for logarithms and roots of negative numbers, and for 0 / 0."
         )
     means = {name: float(values[ok].mean()) for name, values in info.items()}
     return {**means, "skipped": float(len(bad))}
@@ -271,24 +302,21 @@ def _pack(arrays, optimizer: optax.GradientTransformation | None):
 def _epoch(
     state: _State, examples: Example, key, total, rate, *, loss, optimizer, schedule, batch_size
 ):
-    n = examples.u.shape[0]
-    k_order, k_loss = jax.random.split(key)
-    order = jax.random.permutation(k_order, n)[: n // batch_size * batch_size]
+    k_batches, k_loss = jax.random.split(key)
+    batches = loss.batches(state.networks, examples, batch_size, k_batches)
     arrays, static = eqx.partition(state.networks, eqx.is_inexact_array)
     params, unpack = _pack(arrays, optimizer)
 
-    def batch_loss(params, batch: Example, key, progress):
+    def batch_loss(params, batch, key, progress):
         networks = eqx.combine(unpack(params), static)
-        keys = jax.random.split(key, batch_size)
-        each = lambda example, k: loss(networks, example, k, progress)  # noqa: E731
-        terms = jax.tree.map(jnp.mean, jax.vmap(each)(batch, keys))
-        return sum(terms.values()) + networks.penalty(), terms
+        terms, info = loss(networks, batch, key, progress)
+        return sum(terms.values()) + networks.penalty(), (terms, info)
 
-    def step(carry, index):
+    def step(carry, batch):
         params, opt_state, number = carry
         progress = number / total
-        (value, terms), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
-            params, take(examples, index), jax.random.fold_in(k_loss, number), progress
+        (value, (terms, info)), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
+            params, batch, jax.random.fold_in(k_loss, number), progress
         )
         squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
         ok = jnp.isfinite(value) & jnp.isfinite(squares)
@@ -297,17 +325,14 @@ def _epoch(
             updates = -rate * schedule(progress) * updates
         new = (optax.apply_updates(params, updates), new_opt_state)
         params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
-        return (params, opt_state, number + 1), {"loss": value, **terms, "ok": ok}
+        return (params, opt_state, number + 1), {"loss": value, **terms, **info, "ok": ok}
 
     start = (params, state.opt_state, state.step)
-    (params, opt_state, number), info = jax.lax.scan(step, start, order.reshape(-1, batch_size))
+    (params, opt_state, number), info = jax.lax.scan(step, start, batches)
     return _State(eqx.combine(unpack(params), static), opt_state, number), info
 
 
 @eqx.filter_jit
-def _validate(networks: Networks, held_out: Example, progress, loss):
-    def one(example: Example):
-        return loss(networks, example, None, progress)
-
-    each = jax.lax.map(one, held_out, batch_size=VALIDATION_BLOCK)
-    return jax.tree.map(jnp.mean, each)
+def _validate(networks: Networks, held_out: Example, loss):
+    each = lambda run: loss.maximum_likelihood(networks, run, None)  # noqa: E731
+    return jax.tree.map(jnp.mean, jax.lax.map(each, held_out, batch_size=VALIDATION_BLOCK))

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
+from consilience.consistency import SelfConsistency
 from consilience.data import Set
 from consilience.flows import Coupling
 from consilience.model import Model, PerRow
+from consilience.schedules import Constant, Step
 from consilience.summaries import DeepSet
 from consilience.tasks.grid import grid_sample
 from consilience.types import PRNGKey, Scalar
@@ -73,6 +75,16 @@ def exact_sample(
 
 PAPER_POSTERIOR = Coupling(layers=4, width=128, df=100.0, dropout=0.2, l2=1e-3)
 """The paper's flow: four spline layers over a Student-t with 100 degrees of freedom."""
+CONSISTENT_POSTERIOR = Coupling(layers=4, width=128, depth=3, df=100.0, l2=1e-5)
+CONSISTENT_SUMMARY = DeepSet(out=4, width=128, blocks=3)
+"""For self-consistency, which does not overfit the labels: no dropout, and deeper networks."""
+PAPER_CONSISTENCY = SelfConsistency(
+    samples=10,
+    weight=Step(5 / 35),
+    maximum_likelihood=Constant(),
+    augmentation=None,
+)
+"""The paper's loss, with the bounded criterion: lambda is 0 for 5 of 35 epochs, then 1."""
 PAPER_SUMMARY = DeepSet(out=4)
 PAPER_EPOCHS = 35
 PAPER_BATCH = 32

@@ -1,0 +1,74 @@
+"""Data that cost no simulation: where else to ask for self-consistency.
+
+The identity holds at every dataset, simulated or not, so the loss may be evaluated at data
+made up from those at hand. An augmentation takes one named dataset, its layout, and the
+scales and the range of the training data, and returns another dataset of the same shape.
+Any callable of these does.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from consilience.data import Layout, Set
+from consilience.types import PRNGKey
+
+Named = dict[str, Array]
+
+
+class Spread(NamedTuple):
+    """The standard deviation and the range of each entry of the data."""
+
+    scale: Named
+    low: Named
+    high: Named
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter:
+    """Gaussian noise on the data, `size` times the spread of each entry.
+
+    Values stay within the range of the training data, whole numbers stay whole, and side
+    information and masks stay as they are. Safe for any shape of data.
+    """
+
+    size: float = 0.1
+
+    def __post_init__(self):
+        if not self.size >= 0:
+            raise ValueError(f"The size of the jitter must not be negative, got {self.size}.")
+
+    def __call__(self, x: Named, key: PRNGKey, layout: Layout, spread: Spread) -> Named:
+        changed = dict(x)
+        for i, name in enumerate(layout.data_names):
+            value = jnp.asarray(x[name], dtype=float)
+            noise = jax.random.normal(jax.random.fold_in(key, i), value.shape)
+            moved = value + self.size * spread.scale[name] * noise
+            moved = jnp.clip(moved, spread.low[name], spread.high[name])
+            whole = layout.kind.counts or not jnp.issubdtype(x[name].dtype, jnp.floating)
+            changed[name] = (jnp.round(moved) if whole else moved).astype(x[name].dtype)
+        return changed
+
+
+@dataclasses.dataclass(frozen=True)
+class Bootstrap:
+    """Rows of a set drawn with replacement, then jittered.
+
+    Side information and mask go with their row. Data that are not a set are only jittered:
+    the places of their entries mean something.
+    """
+
+    jitter: float = 0.1
+
+    def __call__(self, x: Named, key: PRNGKey, layout: Layout, spread: Spread) -> Named:
+        k_rows, k_jitter = jax.random.split(key)
+        if isinstance(layout.kind, Set):
+            rows = jax.random.randint(k_rows, (layout.rows,), 0, layout.rows)
+            x = {name: part[rows] if layout.by_row(name) else part for name, part in x.items()}
+        return Jitter(self.jitter)(x, k_jitter, layout, spread)
+
+
+Augmentation = Jitter | Bootstrap

@@ -1,0 +1,114 @@
+"""The default recipe: everything that `fit` needs and a user did not say, in one place."""
+
+import dataclasses
+
+import equinox as eqx
+
+from consilience.consistency import SelfConsistency
+from consilience.data import Layout
+from consilience.fitted import Recipe
+from consilience.flows import Coupling
+from consilience.model import Model
+from consilience.summaries import Summary, default_summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All choices of a fit. `exact`: self-consistency takes the model's log-likelihood."""
+
+    recipe: Recipe
+    self_consistency: SelfConsistency | None
+    exact: bool
+    epochs: int
+    batch_size: int
+    validation: float
+
+    @property
+    def n_multipliers(self) -> int:
+        return 0 if self.self_consistency is None else self.self_consistency.n_multipliers
+
+
+def default_plan(
+    model: Model,
+    layout: Layout,
+    dim: int,
+    n: int,
+    *,
+    self_consistency: SelfConsistency | bool | None = None,
+    posterior: Coupling | None = None,
+    likelihood: Coupling | None = None,
+    prior: Coupling | None = None,
+    summary: Summary | eqx.Module | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    validation: float | None = None,
+) -> Plan:
+    """What to do with `n` runs of a model: what is said stays, the rest is chosen here.
+
+    - **Self-consistency**, unless refused, with the model's likelihood or one learned in
+      tandem; a prior that can only be sampled gets a learned density.
+    - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
+      training, maximum likelihood then down to a tenth, data bootstrapped and jittered.
+    - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
+      and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
+      A learned likelihood has no such help and is regularised in both cases.
+    - **Steps**: about 2,000, at least 15 epochs: more for more runs. In batches of 32 (64 from
+      4,096 runs on); half of the runs where there are fewer than 64.
+    - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
+      alone; self-consistent fits use every run and keep the last epoch.
+    """
+    consistent = self_consistency is not False
+    settings = self_consistency if isinstance(self_consistency, SelfConsistency) else None
+    if consistent and settings is None:
+        settings = SelfConsistency()
+    exact = model.likelihood is not None
+    if settings is not None and settings.exact is not None:
+        exact = settings.exact
+    if consistent and likelihood is None and not exact:
+        likelihood = Coupling()
+    if consistent and prior is None and model.prior.density is None:
+        prior = Coupling(layers=2)
+    validation = (0.0 if consistent else 0.1) if validation is None else validation
+    train = n - round(validation * n)
+    batch_size = default_batch(train) if batch_size is None else batch_size
+    return Plan(
+        recipe=Recipe(
+            posterior=posterior or (Coupling(depth=3, l2=1e-5) if consistent else Coupling()),
+            likelihood=likelihood,
+            prior=prior,
+            summary=summary or default_summary(layout, large=consistent),
+        ),
+        self_consistency=settings,
+        exact=exact,
+        epochs=default_epochs(train, batch_size) if epochs is None else epochs,
+        batch_size=batch_size,
+        validation=validation,
+    )
+
+
+def check_plan(
+    plan: Plan, train: int, held_out: int, patience: int | None, atoms: int | None = None
+):
+    """Refuse numbers that do not fit one another."""
+    if not 1 <= plan.batch_size <= train:
+        raise ValueError(
+            f"batch_size must be between 1 and the {train} training simulations "
+            f"({held_out} more are held out for validation), got {plan.batch_size}."
+        )
+    if plan.epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {plan.epochs}.")
+    if patience is not None and not held_out:
+        raise ValueError("patience needs held-out simulations: pass validation > 0 with it.")
+    if atoms is not None and not 2 <= atoms <= plan.batch_size:
+        raise ValueError(
+            f"atoms must be between 2 and the batch size of {plan.batch_size}, got {atoms}."
+        )
+
+
+def default_batch(n: int) -> int:
+    return max(1, min(32 if n < 4096 else 64, n // 2))
+
+
+def default_epochs(n: int, batch_size: int) -> int:
+    """About 2,000 steps, and at least 15 epochs: longer overfits what a budget can tell."""
+    return max(15, round(2000 / max(1, n // max(1, batch_size))))

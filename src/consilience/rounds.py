@@ -1,0 +1,243 @@
+"""Sequential rounds: all simulations spent on one observation.
+
+Each round draws parameters from a proposal, simulates, and trains on all runs so far. The
+first proposal is the prior, later ones look where the current posterior has its mass. An
+amortized fit serves every observation; a sequential one serves the one that it was made
+for, from fewer simulations.
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from consilience.consistency import SelfConsistency
+from consilience.fitted import Fit
+from consilience.flows import Coupling
+from consilience.model import Model
+from consilience.simulations import Simulations, simulate, simulate_at
+from consilience.storage import load
+from consilience.summaries import Summary
+from consilience.training import fit
+from consilience.types import Data, PRNGKey, Theta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Atomic:
+    """Draws of the current posterior, corrected for in the loss.
+
+    Automatic posterior transformation with `atoms` parameters told apart (Greenberg et al.
+    2019, arXiv:1905.07488). Needs the prior's density. The default.
+    """
+
+    atoms: int = 10
+
+    def draw(self, model: Model, current: Fit, x: Data, n: int, key: PRNGKey) -> Theta:
+        draws = current.sample(x, n, key=key)
+        return {str(name): part.values[0] for name, part in draws.data_vars.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncated:
+    """Draws of the prior where the current posterior is not negligible.
+
+    Truncated proposals (Deistler et al. 2022, arXiv:2210.04815): theta whose density is below
+    that of all but a `share` of posterior draws are not simulated. Nothing needs correcting,
+    so the loss stays maximum likelihood; use it where the atomic loss is unstable.
+    """
+
+    share: float = 1e-3
+    atoms: None = None
+
+    def draw(self, model: Model, current: Fit, x: Data, n: int, key: PRNGKey) -> Theta:
+        k_level, key = jax.random.split(key)
+        draws = current.sample(x, LEVEL_DRAWS, key=k_level)
+        level = np.quantile(current.log_prob(draws, x), self.share)
+        kept: list[Theta] = []
+        found = tried = 0
+        while found < n:
+            key, k_prior = jax.random.split(key)
+            theta = jax.vmap(model.prior.draw)(jax.random.split(k_prior, PRIOR_DRAWS))
+            theta = {name: np.asarray(values) for name, values in theta.items()}
+            inside = current.log_prob(theta, x) >= level
+            kept.append({name: values[inside] for name, values in theta.items()})
+            found, tried = found + int(inside.sum()), tried + PRIOR_DRAWS
+            if tried >= MAX_TRIED and found < n * tried / (100 * MAX_TRIED):
+                raise ValueError(
+                    f"Only {found} of {tried} prior draws lie where the posterior has its mass: "
+                    "it is too narrow for truncated proposals. Use cs.Atomic()."
+                )
+        return {name: np.concatenate([part[name] for part in kept])[:n] for name in kept[0]}
+
+
+LEVEL_DRAWS, PRIOR_DRAWS, MAX_TRIED = 8192, 65536, 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round: its runs, where their parameters came from, and the fit after it.
+
+    `proposal`: the fit whose posterior proposed the parameters, None for the prior.
+    """
+
+    simulations: Simulations
+    proposal: Fit | None
+    fit: Fit
+
+
+def sequential(
+    model: Model,
+    x: Data,
+    *,
+    rounds: int = 5,
+    simulations: int = 200,
+    key: PRNGKey,
+    proposal: Atomic | Truncated | None = None,
+    self_consistency: SelfConsistency | bool | None = None,
+    posterior: Coupling | None = None,
+    likelihood: Coupling | None = None,
+    summary: Summary | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    directory: str | Path | None = None,
+    progress: bool = True,
+) -> list[Round]:
+    """Learn the posterior of one observation in rounds; the last round's `fit` is the result.
+
+    `simulations`: the runs of each round.
+    `proposal`: where parameters come from after the first round: `Atomic()` or `Truncated()`.
+    `self_consistency`: as for `fit`; it is asked at the observation too.
+    `directory`: keep every round there. Called again, finished rounds are read, not run; runs
+    made before an interruption in training are not made again.
+
+    >>> import consilience as cs, numpyro.distributions as dist
+    >>> model = cs.Model(dist.Normal(0, 1), lambda key, t: t + jax.random.normal(key, (2,)))
+    >>> small = cs.Coupling(layers=1, width=16)
+    >>> done = sequential(
+    ...     model, np.array([1.0, 1.5]), rounds=2, simulations=64, key=jax.random.key(0),
+    ...     posterior=small, likelihood=small, epochs=2,
+    ... )
+    >>> [len(each.simulations) for each in done]
+    [64, 64]
+    """
+    if rounds < 1:
+        raise ValueError(f"The number of rounds must be at least one, got {rounds}.")
+    proposal = Atomic() if proposal is None else proposal
+    if isinstance(proposal, Atomic) and model.prior.density is None:
+        raise ValueError(
+            "Atomic proposals need the prior's density, and this prior can only be sampled: "
+            "pass proposal=cs.Truncated()."
+        )
+    _check_one(model, x)
+    folder = None if directory is None else _Folder(Path(directory), model, x)
+    done: list[Round] = []
+    for number in range(rounds):
+        k_theta, k_run, k_fit = jax.random.split(jax.random.fold_in(key, number), 3)
+        current = done[-1].fit if done else None
+        runs = folder.simulations(number) if folder else None
+        if runs is None:
+            if current is None:
+                runs = simulate(model, simulations, key=k_run)
+            else:
+                theta = proposal.draw(model, current, x, simulations, k_theta)
+                runs = simulate_at(model, theta, key=k_run)
+            if folder:
+                folder.keep_simulations(number, runs)
+        result = folder.fit(number) if folder else None
+        if result is None:
+            networks = (posterior, likelihood, summary) if current is None else (None,) * 3
+            result = fit(
+                model,
+                _together([*(each.simulations for each in done), runs]),
+                key=k_fit,
+                self_consistency=self_consistency,
+                unlabeled=None if self_consistency is False else x,
+                start=current,
+                atoms=None if current is None else proposal.atoms,
+                posterior=networks[0],
+                likelihood=networks[1],
+                summary=networks[2],
+                epochs=epochs,
+                batch_size=batch_size,
+                validation=0.0,
+                progress=progress,
+            )
+            if folder:
+                folder.keep_fit(number, result)
+        done.append(Round(runs, current, result))
+    return done
+
+
+def _check_one(model: Model, x: Data):
+    if model.layout is None:
+        raise ValueError("Sequential rounds need a model with a simulator: pass one to cs.Model.")
+    _, batched = model.layout.check(x)
+    if batched:
+        raise ValueError("Sequential rounds serve one observation, got a batch: pass one of them.")
+
+
+def _together(parts: list[Simulations]) -> Simulations:
+    """The valid runs of all rounds."""
+    theta, x = jax.tree.map(lambda *a: np.concatenate(a), *[(part.theta, part.x) for part in parts])
+    runs = Simulations(theta, x)
+    bad = int(runs.invalid.sum())
+    if bad:
+        logger.warning("%d of %d runs have NaN or infinite values: left out.", bad, len(runs))
+    return runs.drop_invalid()
+
+
+class _Folder:
+    """The rounds on disk: a file of runs and a file of the fit for each."""
+
+    def __init__(self, path: Path, model: Model, x: Data):
+        self.path, self.model = path, model
+        path.mkdir(parents=True, exist_ok=True)
+        assert model.layout is not None
+        given, _ = model.layout.check(x)
+        known = self._read("observation")
+        if known is None:
+            self._write("observation", given)
+        elif any(not np.array_equal(known[name], array) for name, array in given.items()):
+            raise ValueError(
+                f"{path} holds the rounds of another observation: pass another directory."
+            )
+
+    def simulations(self, number: int) -> Simulations | None:
+        arrays = self._read(f"round-{number}")
+        if arrays is None:
+            return None
+        part = lambda start: {  # noqa: E731
+            name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)
+        }
+        assert self.model.layout is not None
+        return Simulations(part("theta."), self.model.layout.unnamed(part("x.")))
+
+    def keep_simulations(self, number: int, runs: Simulations):
+        assert self.model.layout is not None
+        x = self.model.layout.named(runs.x)
+        named = {f"theta.{name}": a for name, a in runs.theta.items()}
+        self._write(f"round-{number}", {**named, **{f"x.{name}": a for name, a in x.items()}})
+
+    def fit(self, number: int) -> Fit | None:
+        file = self.path / f"round-{number}.fit"
+        return load(file, self.model) if file.exists() else None
+
+    def keep_fit(self, number: int, result: Fit):
+        result.save(self.path / f"round-{number}.fit")
+
+    def _read(self, name: str) -> dict[str, np.ndarray] | None:
+        file = self.path / f"{name}.npz"
+        if not file.exists():
+            return None
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def _write(self, name: str, arrays: dict[str, np.ndarray]):
+        # All or nothing: an interruption leaves no half a file.
+        part = self.path / f"{name}.part.npz"
+        np.savez(part, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+        part.replace(self.path / f"{name}.npz")
