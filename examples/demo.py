@@ -45,7 +45,7 @@ def main():
     for name, values in scores.items():
         print(f"{name:24}{values.mean():8.3f}{values.max():8.3f}")
 
-    evidence = fit.log_evidence(tests.x[0], key=keys[3]).sel({"method": "bridge"})
+    evidence = fit.log_evidence(tests.x[0], key=keys[3]).sel({"estimator": "bridge"})
     numbers = [float(evidence[name]) for name in ("log_evidence", "lower", "upper")]
     print("\nLog evidence of the first dataset: {:.2f}, from {:.2f} to {:.2f}".format(*numbers))
 

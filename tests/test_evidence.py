@@ -103,9 +103,9 @@ def exact_evidence(exact, tests):
 
 def test_every_estimate_of_the_evidence_is_exact_for_the_exact_posterior(exact_evidence, tests):
     found, expected = exact_evidence, exact_log_evidence(tests.x)
-    assert found.sizes["method"] == 3
+    assert found.sizes["estimator"] == 3
     for method in ("mean", "importance", "bridge"):
-        values = found.sel({"method": method})
+        values = found.sel({"estimator": method})
         np.testing.assert_allclose(values["log_evidence"], expected, atol=1e-3)
         assert np.all(values["upper"] - values["lower"] < 1e-3)
     assert np.all(found["spread"] < 1e-3)
@@ -174,7 +174,7 @@ def wrong_evidence(wrong, tests):
 
 @pytest.mark.parametrize("method", ["importance", "bridge"])
 def test_intervals_of_the_evidence_cover_it_under_a_wrong_posterior(wrong_evidence, tests, method):
-    found, expected = wrong_evidence.sel({"method": method}), exact_log_evidence(tests.x)
+    found, expected = wrong_evidence.sel({"estimator": method}), exact_log_evidence(tests.x)
     inside = (found["lower"].values <= expected) & (expected <= found["upper"].values)
     width = (found["upper"] - found["lower"]).values
     error = found["log_evidence"].values - expected
@@ -188,7 +188,7 @@ def test_intervals_of_the_evidence_cover_it_under_a_wrong_posterior(wrong_eviden
 
 
 def test_the_mean_estimate_is_low_by_the_divergence_of_a_wrong_posterior(wrong_evidence, tests):
-    found = wrong_evidence.sel({"method": "mean"})["log_evidence"].values
+    found = wrong_evidence.sel({"estimator": "mean"})["log_evidence"].values
     divergence = DIM * (-np.log(WIDEN) + (WIDEN**2 + (SHIFT / exact_sd()) ** 2) / 2 - 0.5)
     gap = exact_log_evidence(tests.x) - found
     assert divergence > 0.5
@@ -234,12 +234,12 @@ def test_one_dataset_has_numbers_where_a_batch_has_an_axis(wrong, tests):
     draws = wrong.sample(x, 250, key=key, corrected=True)
     assert draws["theta"].dims == ("chain", "draw", "theta_dim_0")
     evidence = wrong.log_evidence(x, key=key)
-    assert evidence["log_evidence"].dims == ("method",)
+    assert evidence["log_evidence"].dims == ("estimator",)
     for result in (draws, evidence):
         for name in ("pareto_k", "ess"):
             assert result[name].dims == ()
             assert np.isfinite(result[name])
-    error = evidence["log_evidence"].sel({"method": "bridge"}) - exact_log_evidence(x)
+    error = evidence["log_evidence"].sel({"estimator": "bridge"}) - exact_log_evidence(x)
     assert abs(error) < 0.1
     plain = wrong.sample(x, 250, key=key)
     assert "pareto_k" not in plain.coords

@@ -152,6 +152,7 @@ def test_a_prior_can_be_learned_with_the_posterior():
     [
         ({"batch_size": 300}, r"between 1 and the 230 training simulations.*got 300"),
         ({"batch_size": 0}, "got 0"),
+        ({"batch_size": 0, "epochs": None}, "got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"validation": 1.0}, r"share in \[0, 1\), got 1.0"),
         ({"validation": 0.0, "patience": 3}, "patience needs held-out simulations"),

@@ -39,10 +39,10 @@ def compare(
         fit.log_evidence(x, n, key=k).drop_vars("spread")
         for fit, k in zip(fits.values(), keys, strict=True)
     ]
-    methods = parts[0]["method"].values.tolist()
+    methods = parts[0]["estimator"].values.tolist()
     if method not in methods:
         raise ValueError(f"method must be one of {methods}, got {method!r}.")
-    result = xr.concat(parts, xr.Variable("model", names)).sel({"method": method}, drop=True)
+    result = xr.concat(parts, xr.Variable("model", names)).sel({"estimator": method}, drop=True)
     value = result["log_evidence"]
     log_prior = xr.DataArray(np.log([prior[name] for name in names]), dims="model")
     score = value + log_prior

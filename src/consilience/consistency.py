@@ -118,7 +118,7 @@ def consistency(
     if settings.gradient == "posterior":
         joint = jax.lax.stop_gradient(joint)
     terms = terms_at(joint, posterior, u, spot.x, posterior.context(spot.x))
-    possible = terms.log_joint > -jnp.inf
+    possible = terms.log_joint != -jnp.inf
     lowest = jnp.min(jnp.where(possible, jax.lax.stop_gradient(terms.log_joint), jnp.inf))
     values = terms._replace(
         log_joint=jnp.where(possible, terms.log_joint, lowest - FLOOR)

@@ -34,7 +34,7 @@ class Variance:
 class Bounded:
     r"""The variance where values agree within `bound` nats, growing only linearly beyond.
 
-    Deviations $d$ from the median count $d^2$ up to the bound and $b(2|d| - b)$ above it
+    Deviations $d$ from their centre count $d^2$ up to the bound and $b(2|d| - b)$ above it
     (Huber's function), so that no draw, however far, pulls harder than one at the bound.
     The default: use it unless you compare with the paper.
 

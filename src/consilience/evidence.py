@@ -179,15 +179,17 @@ def importance_weights(terms: Terms) -> Weights:
     n = values.shape[0]
     possible = jnp.isfinite(values)
     log_w, k = psis_weights(jnp.where(possible, values, -jnp.inf))
-    # A tail of fewer draws than it takes to judge it is no tail to trust.
-    k = jnp.where(jnp.isnan(k), jnp.inf, k)
     none = ~jnp.any(possible)
     ess = jnp.where(none, 0.0, jnp.exp(-jax.nn.logsumexp(2 * log_w)))
+    # A tail of fewer draws than it takes to judge it is none to trust; but where all weights
+    # are equal up to rounding, there is no tail.
+    k = jnp.where(ess > (1 - 1e-6) * n, jnp.minimum(jnp.nan_to_num(k, nan=0.0), 0.0), k)
+    k = jnp.where(jnp.isnan(k), jnp.inf, k)
     return Weights(jnp.where(none, -jnp.log(n), log_w), k, ess)
 
 
 @eqx.filter_jit
-def estimate_all(terms: Terms) -> tuple[dict[str, Estimate], Scalar, Weights]:
+def estimate_all(terms: Terms):
     """Every estimate, the spread and the weights, for datasets along a leading axis."""
 
     def one(terms: Terms):

@@ -73,6 +73,11 @@ class OnHost:
         return values.astype(dtype).reshape(lead)
 
 
+def forget_failures():
+    """Start afresh: a failure of an earlier call is not one of the next."""
+    _failures.clear()
+
+
 def raise_failure(error: Exception) -> NoReturn:
     """Raise what went wrong on the host in place of what the compiled code made of it."""
     if _failures:

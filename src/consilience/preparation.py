@@ -164,7 +164,7 @@ def check_likelihood(model: Model, simulations: Simulations, n: int = 64):
         at = {name: np.roll(array, shift, axis=0) for name, array in few.theta.items()}
         try:
             values = np.asarray(_likelihoods(model, at, few.x))
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
             raise_failure(error)
         if values.shape != (len(few),):
             raise ValueError(

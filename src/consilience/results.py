@@ -36,7 +36,7 @@ def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Data
     estimates = {name: estimates[name] for name in ("mean", "importance", "bridge")}
     value = np.stack([part.log_evidence for part in estimates.values()], axis=1)
     error = np.stack([part.error for part in estimates.values()], axis=1)
-    dims = ("observation", "method")
+    dims = ("observation", "estimator")
     dataset = xr.Dataset(
         {
             "log_evidence": (dims, value),
@@ -46,7 +46,7 @@ def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Data
             "pareto_k": ("observation", weights.pareto_k),
             "ess": ("observation", weights.ess),
         },
-        coords={"method": list(estimates), "observation": np.arange(len(value))},
+        coords={"estimator": list(estimates), "observation": np.arange(len(value))},
     )
     return dataset if batched else dataset.isel(observation=0, drop=True)
 

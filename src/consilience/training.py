@@ -18,7 +18,7 @@ from consilience.data import DataSpace, data_space
 from consilience.defaults import check_plan, default_plan
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
-from consilience.host import raise_failure
+from consilience.host import forget_failures, raise_failure
 from consilience.losses import Example
 from consilience.model import Model
 from consilience.preparation import (
@@ -102,6 +102,7 @@ def fit(
     >>> result.history.stopped
     'finished'
     """
+    forget_failures()
     check_simulations(model, simulations)
     if start is None:
         parameters = parameter_space(model.prior, simulations.theta)
@@ -227,7 +228,7 @@ def _train(
             if patience is not None and epoch - max(best.epochs.values()) >= patience:
                 stopped = "early"
                 break
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise_failure(error)
     except KeyboardInterrupt:
         if not record:
