@@ -79,3 +79,11 @@ class Moments(eqx.Module):
 @pytest.fixture(scope="session")
 def moments_fit(named_model, named_sims):
     return quick(named_model, named_sims, summary=Moments(jnp.ones(2)), epochs=5)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Compile without optimizing: for modules that compile much and run little."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

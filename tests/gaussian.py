@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import pytest
 from scipy import stats
 
 import consilience as cs
@@ -86,11 +85,3 @@ def gaussian_fit(
     recipe = cs.Recipe(TINY, None, None, Sum())
     history = cs.History({"loss": np.zeros(1)}, {"posterior": 1}, "finished", 0.0, len(sims))
     return assemble(model, parameters, data, networks, recipe, history)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compile without optimizing: for tests that compile much and run little."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

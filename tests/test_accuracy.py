@@ -107,7 +107,7 @@ def test_unlabelled_data_make_the_posterior_right_where_they_are():
             unlabeled=data,
             posterior=cs.Coupling(layers=2, width=32, l2=1e-5),
             summary=cs.DeepSet(width=32),
-            epochs=100,
+            epochs=60,
             progress=False,
         )
         draws = fit.sample(new, 2000, key=jax.random.key(2))["theta"].values[:, 0]

@@ -18,7 +18,9 @@ from consilience.defaults import default_plan
 from consilience.evidence import Joint, make_joint
 from consilience.preparation import data_spread
 from tests.conftest import ROWS, TINY, conjugate_model, quick
-from tests.gaussian import DIM, Sum, gaussian_fit, quick_compilation  # noqa: F401
+from tests.gaussian import DIM, Sum, gaussian_fit
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 KEY = jax.random.key(5)
 

@@ -18,9 +18,10 @@ from tests.gaussian import (
     exact_mean,
     exact_sd,
     gaussian_fit,
-    quick_compilation,  # noqa: F401
     with_prior_mean,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")

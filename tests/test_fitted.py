@@ -12,6 +12,8 @@ import consilience as cs
 from consilience import fitted
 from tests.conftest import quick
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 KEY = jax.random.key(11)
 
 

@@ -13,6 +13,8 @@ from scipy import stats
 
 from consilience.flows import Affine, Coupling, Flow, Spline, base_log_prob, base_sample
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SMALL = {"layers": 2, "width": 16}
 
 

@@ -10,7 +10,9 @@ from scipy import stats
 
 import consilience as cs
 from tests.conftest import ROWS, quick
-from tests.gaussian import DIM, Sum, quick_compilation  # noqa: F401
+from tests.gaussian import DIM, Sum
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 B, K = 6, 5
 SETTINGS = cs.SelfConsistency(4, cs.Step(0.5), proposal=cs.FromPrior(), augmentation=None)

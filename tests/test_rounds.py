@@ -11,6 +11,8 @@ import consilience as cs
 from consilience.losses import Example, Objective
 from tests.conftest import SMALL
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = np.array([1.0, 1.4], np.float32)
 FAST = {"posterior": SMALL, "epochs": 20, "batch_size": 32, "progress": False}
 

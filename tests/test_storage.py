@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 import consilience as cs
 from tests.conftest import Moments
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture
 def saved(named_fit, tmp_path):

@@ -17,6 +17,8 @@ from consilience.summaries import (
     default_summary,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SETS = {
     "mean": DeepSet(out=5, width=16),
     "max": DeepSet(out=5, width=16, pooling=("max",)),

@@ -15,6 +15,8 @@ from consilience import training
 from consilience.losses import Objective
 from tests.conftest import quick
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def weights(fit):
     return jax.tree.leaves(eqx.filter(fit.posterior.flow, eqx.is_array))
