@@ -35,7 +35,7 @@ def sims(model):
 
 
 @pytest.fixture(scope="module")
-def tests(model):
+def held(model):
     return cs.simulate(model, 100, key=jax.random.key(1))
 
 
@@ -53,9 +53,9 @@ def wrong(model, sims):
     return gaussian_fit(model, sims, shift=SHIFT, widen=WIDEN)
 
 
-def test_the_stand_in_is_the_exact_posterior(exact, sims, tests):
+def test_the_stand_in_is_the_exact_posterior(exact, sims, held):
     assert not np.allclose(exact.posterior.parameters.scale, 1.0), "standardising must matter"
-    x, theta = tests.x[:20], tests.theta["theta"][:20]
+    x, theta = held.x[:20], held.theta["theta"][:20]
     expected = stats.norm(exact_mean(x), exact_sd()).logpdf(theta).sum(axis=1)
     np.testing.assert_allclose(exact.log_prob(theta, x), expected, atol=1e-4)
 
@@ -86,9 +86,9 @@ def losses(posterior, joint, prior, x, key):
     return [each(settings)(x, draws) for settings in BY_CRITERION]
 
 
-def test_the_loss_of_the_exact_posterior_is_zero_and_of_a_wrong_one_is_not(exact, wrong, tests):
+def test_the_loss_of_the_exact_posterior_is_zero_and_of_a_wrong_one_is_not(exact, wrong, held):
     """For every proposal, every measure of spread, and two, ten and fifty theta."""
-    arguments = exact.joint, exact.model.prior, tests.x[:8], jax.random.key(2)
+    arguments = exact.joint, exact.model.prior, held.x[:8], jax.random.key(2)
     found = losses(exact.posterior, *arguments), losses(wrong.posterior, *arguments)
     for settings, zero, positive in zip(BY_CRITERION, *found, strict=True):
         assert zero.shape == (8, len(PROPOSALS))
@@ -98,12 +98,12 @@ def test_the_loss_of_the_exact_posterior_is_zero_and_of_a_wrong_one_is_not(exact
 
 
 @pytest.fixture(scope="module")
-def exact_evidence(exact, tests):
-    return exact.log_evidence(tests.x, key=jax.random.key(2))
+def exact_evidence(exact, held):
+    return exact.log_evidence(held.x, key=jax.random.key(2))
 
 
-def test_every_estimate_of_the_evidence_is_exact_for_the_exact_posterior(exact_evidence, tests):
-    found, expected = exact_evidence, exact_log_evidence(tests.x)
+def test_every_estimate_of_the_evidence_is_exact_for_the_exact_posterior(exact_evidence, held):
+    found, expected = exact_evidence, exact_log_evidence(held.x)
     assert found.sizes["estimator"] == 3
     for method in ("mean", "importance", "bridge"):
         values = found.sel({"estimator": method})
@@ -118,7 +118,7 @@ def test_the_exact_posterior_is_one_to_trust(exact_evidence):
     assert np.all(exact_evidence["pareto_k"] < 0.7)
 
 
-def test_self_consistency_alone_turns_a_wrong_posterior_into_the_exact_one(model, sims, tests):
+def test_self_consistency_alone_turns_a_wrong_posterior_into_the_exact_one(model, sims, held):
     """Two hundred steps of Adam on the frame, without one label."""
     fit = gaussian_fit(model, sims, shift=0.5, widen=1.5)
     settings = cs.SelfConsistency(10)
@@ -152,30 +152,30 @@ def test_self_consistency_alone_turns_a_wrong_posterior_into_the_exact_one(model
 
     def moments(fit):
         # The flow is Gaussian: its context holds its mean and standard deviation.
-        context = jax.vmap(fit.posterior.context)(jnp.asarray(tests.x))
+        context = jax.vmap(fit.posterior.context)(jnp.asarray(held.x))
         space = fit.posterior.parameters
         return context.shift * space.scale + space.loc, jnp.exp(context.log_scale) * space.scale
 
     mean, sd = moments(fit)
-    np.testing.assert_allclose(mean, exact_mean(tests.x) + 0.5, atol=1e-4)
+    np.testing.assert_allclose(mean, exact_mean(held.x) + 0.5, atol=1e-4)
     np.testing.assert_allclose(sd / exact_sd(), 1.5, rtol=1e-4)
     mean, sd = moments(learned)
     print(
-        f"recovered: mean off by at most {np.abs(mean - exact_mean(tests.x)).max():.4f}, "
+        f"recovered: mean off by at most {np.abs(mean - exact_mean(held.x)).max():.4f}, "
         f"sd ratio {(sd / exact_sd()).min():.4f} to {(sd / exact_sd()).max():.4f}"
     )
-    np.testing.assert_allclose(mean, exact_mean(tests.x), atol=0.02 * exact_sd())
+    np.testing.assert_allclose(mean, exact_mean(held.x), atol=0.02 * exact_sd())
     np.testing.assert_allclose(sd, exact_sd(), rtol=0.02)
 
 
 @pytest.fixture(scope="module")
-def wrong_evidence(wrong, tests):
-    return wrong.log_evidence(tests.x, key=jax.random.key(4))
+def wrong_evidence(wrong, held):
+    return wrong.log_evidence(held.x, key=jax.random.key(4))
 
 
 @pytest.mark.parametrize("method", ["importance", "bridge"])
-def test_intervals_of_the_evidence_cover_it_under_a_wrong_posterior(wrong_evidence, tests, method):
-    found, expected = wrong_evidence.sel({"estimator": method}), exact_log_evidence(tests.x)
+def test_intervals_of_the_evidence_cover_it_under_a_wrong_posterior(wrong_evidence, held, method):
+    found, expected = wrong_evidence.sel({"estimator": method}), exact_log_evidence(held.x)
     inside = (found["lower"].values <= expected) & (expected <= found["upper"].values)
     width = (found["upper"] - found["lower"]).values
     error = found["log_evidence"].values - expected
@@ -188,17 +188,17 @@ def test_intervals_of_the_evidence_cover_it_under_a_wrong_posterior(wrong_eviden
     assert abs(error.mean()) < 4 * np.sqrt(np.mean(error**2)) / 10
 
 
-def test_the_mean_estimate_is_low_by_the_divergence_of_a_wrong_posterior(wrong_evidence, tests):
+def test_the_mean_estimate_is_low_by_the_divergence_of_a_wrong_posterior(wrong_evidence, held):
     found = wrong_evidence.sel({"estimator": "mean"})["log_evidence"].values
     divergence = DIM * (-np.log(WIDEN) + (WIDEN**2 + (SHIFT / exact_sd()) ** 2) / 2 - 0.5)
-    gap = exact_log_evidence(tests.x) - found
+    gap = exact_log_evidence(held.x) - found
     assert divergence > 0.5
     np.testing.assert_allclose(gap.mean(), divergence, atol=0.02)
     np.testing.assert_allclose(gap, divergence, atol=0.3)
 
 
-def test_corrected_draws_follow_the_exact_posterior_where_plain_ones_do_not(wrong, tests):
-    x, key = tests.x, jax.random.key(5)
+def test_corrected_draws_follow_the_exact_posterior_where_plain_ones_do_not(wrong, held):
+    x, key = held.x, jax.random.key(5)
     mean, sd = exact_mean(x), exact_sd()
 
     def errors(draws):
@@ -230,8 +230,8 @@ def mean_squared_weight() -> float:
     return one**DIM
 
 
-def test_one_dataset_has_numbers_where_a_batch_has_an_axis(wrong, tests):
-    x, key = tests.x[0], jax.random.key(6)
+def test_one_dataset_has_numbers_where_a_batch_has_an_axis(wrong, held):
+    x, key = held.x[0], jax.random.key(6)
     draws = wrong.sample(x, 250, key=key, corrected=True)
     assert draws["theta"].dims == ("chain", "draw", "theta_dim_0")
     evidence = wrong.log_evidence(x, key=key)
@@ -246,9 +246,9 @@ def test_one_dataset_has_numbers_where_a_batch_has_an_axis(wrong, tests):
     assert "pareto_k" not in plain.coords
 
 
-def test_too_few_draws_for_an_estimate_are_refused(wrong, tests):
+def test_too_few_draws_for_an_estimate_are_refused(wrong, held):
     with pytest.raises(ValueError, match="50 draws or more, got 49"):
-        wrong.log_evidence(tests.x[0], 49, key=jax.random.key(0))
+        wrong.log_evidence(held.x[0], 49, key=jax.random.key(0))
 
 
 def terms_of(values) -> Terms:

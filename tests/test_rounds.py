@@ -14,7 +14,23 @@ from tests.conftest import SMALL
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 X = np.array([1.0, 1.4], np.float32)
-FAST = {"posterior": SMALL, "epochs": 20, "batch_size": 32, "progress": False}
+
+
+def run(model: cs.Model, rounds: int, seed: int, folder) -> list[cs.Round]:
+    """Rounds of 128 runs by maximum likelihood alone, small and quick, kept in a folder."""
+    return cs.sequential(
+        model,
+        X,
+        rounds=rounds,
+        simulations=128,
+        key=jax.random.key(seed),
+        self_consistency=False,
+        posterior=SMALL,
+        epochs=20,
+        batch_size=32,
+        directory=folder,
+        progress=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +43,7 @@ def model() -> cs.Model:
 def kept(model, tmp_path_factory):
     """Three rounds, kept on disk, and their folder."""
     folder = tmp_path_factory.mktemp("rounds")
-    done = cs.sequential(
-        model,
-        X,
-        rounds=3,
-        simulations=128,
-        key=jax.random.key(0),
-        self_consistency=False,
-        directory=folder,
-        **FAST,
-    )
+    done = run(model, 3, 0, folder)
     return done, folder
 
 
@@ -73,16 +80,7 @@ def test_the_atomic_loss_is_the_cross_entropy_of_ratios(kept, model):
 def test_kept_rounds_are_read_not_run_again(kept, model):
     done, folder = kept
     broken = cs.Model(dist.Normal(0.0, 1.0), lambda key, t: jnp.full(2, jnp.nan) * t)
-    again = cs.sequential(
-        broken,
-        X,
-        rounds=3,
-        simulations=128,
-        key=jax.random.key(5),
-        self_consistency=False,
-        directory=folder,
-        **FAST,
-    )
+    again = run(broken, 3, 5, folder)
     for old, new in zip(done, again, strict=True):
         np.testing.assert_array_equal(old.simulations.x, new.simulations.x)
         np.testing.assert_allclose(
@@ -94,16 +92,7 @@ def test_an_interruption_in_training_loses_no_simulation(model, kept, tmp_path):
     done, folder = kept
     for name in ("observation.npz", "round-0.npz"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    again = cs.sequential(
-        model,
-        X,
-        rounds=1,
-        simulations=128,
-        key=jax.random.key(9),
-        self_consistency=False,
-        directory=tmp_path,
-        **FAST,
-    )
+    again = run(model, 1, 9, tmp_path)
     np.testing.assert_array_equal(done[0].simulations.x, again[0].simulations.x)
     assert (tmp_path / "round-0.fit").exists()
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from consilience.evidence import ESTIMATORS
 from consilience.fitted import Fit
 from consilience.types import Data, PRNGKey
 
@@ -34,14 +35,13 @@ def compare(
     prior = dict.fromkeys(names, 1.0) if weights is None else dict(weights)
     if set(prior) != set(names) or not all(w > 0 for w in prior.values()):
         raise ValueError(f"weights must give a positive number for each of {names}, got {prior}.")
+    if method not in ESTIMATORS:
+        raise ValueError(f"method must be one of {list(ESTIMATORS)}, got {method!r}.")
     keys = jax.random.split(key, len(names))
     parts = [
         fit.log_evidence(x, n, key=k).drop_vars("spread")
         for fit, k in zip(fits.values(), keys, strict=True)
     ]
-    methods = parts[0]["estimator"].values.tolist()
-    if method not in methods:
-        raise ValueError(f"method must be one of {methods}, got {method!r}.")
     result = xr.concat(parts, xr.Variable("model", names)).sel({"estimator": method}, drop=True)
     value = result["log_evidence"]
     log_prior = xr.DataArray(np.log([prior[name] for name in names]), dims="model")

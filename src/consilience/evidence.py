@@ -188,6 +188,9 @@ def importance_weights(terms: Terms) -> Weights:
     return Weights(jnp.where(none, -jnp.log(n), log_w), k, ess)
 
 
+ESTIMATORS = ("mean", "importance", "bridge")
+
+
 @eqx.filter_jit
 def estimate_all(terms: Terms):
     """Every estimate, the spread and the weights, for datasets along a leading axis."""
@@ -202,6 +205,12 @@ def estimate_all(terms: Terms):
         return estimates, spread(terms), weights
 
     return jax.vmap(one)(terms)
+
+
+@eqx.filter_jit
+def weigh_all(terms: Terms):
+    """The weights alone, for datasets along a leading axis."""
+    return jax.vmap(importance_weights)(terms)
 
 
 def resample(

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
-from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at
+from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling
 from consilience.model import Model
 from consilience.networks import generator
@@ -87,7 +87,7 @@ class Fit(eqx.Module):
             return draws_to_dataset(draws, batched=batched)
         k_draw, k_pick = jax.random.split(key)
         (draws, terms), batched = self._draw(x, max(OVERSAMPLE * n, 1000), k_draw, self.joint)
-        _, _, weights = jax.device_get(estimate_all(terms))
+        weights = jax.device_get(weigh_all(terms))
         picked = resample(weights.log_weights, n, generator(k_pick))
         rows = np.arange(len(picked))[:, None]
         return draws_to_dataset(

@@ -107,7 +107,7 @@ class Objective(eqx.Module):
         k_order, k_spots, k_unlabeled = jax.random.split(key, 3)
         steps = n // batch_size
         order = jax.random.permutation(k_order, n)[: steps * batch_size]
-        runs = _split(_take(runs, order), steps)
+        runs = _split(take(runs, order), steps)
         if self.settings is None:
             return Batch(runs, None, None)
         spots = self._spots(networks, runs.x, runs.u, k_spots)
@@ -118,7 +118,7 @@ class Objective(eqx.Module):
         pick = lambda k: jax.random.permutation(k, m)[:size]  # noqa: E731
         k_pick, k_unlabeled = jax.random.split(k_unlabeled)
         picked = jax.vmap(pick)(jax.random.split(k_pick, steps))
-        unlabeled = self._spots(networks, _take(self.unlabeled, picked), None, k_unlabeled)
+        unlabeled = self._spots(networks, take(self.unlabeled, picked), None, k_unlabeled)
         return Batch(runs, spots, unlabeled)
 
     def _spots(self, networks: Networks, x, u, key: PRNGKey) -> Spot:
@@ -131,13 +131,15 @@ class Objective(eqx.Module):
             change = lambda x, k: settings.augmentation(  # noqa: E731
                 layout.named(x), k, layout, self.spread
             )
-            x = _twice(lambda x, k: layout.unnamed(change(x, k)))(x, _keys(k_augment, shape))
+            x = _twice(lambda x, k: layout.unnamed(change(x, k)))(
+                x, jax.random.split(k_augment, shape)
+            )
         spot = Spot(x, u, None)
         if not isinstance(settings.proposal, EpochCopy):
             return spot
         posterior = self._posterior(networks)
         draw = lambda s, k: propose(settings, posterior, self.model.prior, s, k)  # noqa: E731
-        return spot._replace(draws=_twice(draw)(spot, _keys(k_draws, shape)))
+        return spot._replace(draws=_twice(draw)(spot, jax.random.split(k_draws, shape)))
 
     def __call__(
         self, networks: Networks, batch: Batch, key: PRNGKey, progress: Scalar
@@ -212,16 +214,13 @@ class Objective(eqx.Module):
         )
 
 
-def _take(tree, index):
+def take(tree, index):
+    """Some of the entries along the leading axis."""
     return jax.tree.map(lambda a: a[index], tree)
 
 
 def _split(tree, steps: int):
     return jax.tree.map(lambda a: a.reshape(steps, -1, *a.shape[1:]), tree)
-
-
-def _keys(key: PRNGKey, shape):
-    return jax.random.split(key, shape)
 
 
 def _twice(function):

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from consilience.approximators import Networks
 from consilience.augmentation import Spread
@@ -79,7 +80,7 @@ def build_networks(
     parameters: ParameterSpace,
     data: DataSpace,
     key: PRNGKey,
-    n_multipliers: int = 0,
+    multipliers: Array | None = None,
 ) -> Networks:
     """New networks for parameters and data of these shapes."""
     k_summary, k_posterior, k_likelihood, k_prior = jax.random.split(key, 4)
@@ -105,7 +106,7 @@ def build_networks(
         posterior=flow(recipe.posterior, k_posterior, dim, out.shape[0]),
         likelihood=flow(recipe.likelihood, k_likelihood, n_values, dim + n_side),
         prior=flow(recipe.prior, k_prior, dim, 0),
-        multipliers=jnp.zeros(n_multipliers) if n_multipliers else None,
+        multipliers=multipliers,
     )
 
 
@@ -190,7 +191,3 @@ def check_likelihood(model: Model, simulations: Simulations, n: int = 64):
 @eqx.filter_jit
 def _likelihoods(model: Model, theta, x):
     return jax.vmap(model.log_likelihood)(theta, x)
-
-
-def take(examples: Example, index) -> Example:
-    return jax.tree.map(lambda a: a[index], examples)

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from consilience.evidence import ESTIMATORS
+
 INTERVAL = 1.959964
 """Standard errors either side of an estimate in a 95 % interval."""
 
@@ -33,7 +35,7 @@ def draws_to_dataset(
 
 def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Dataset:
     """Estimates of the log evidence by method, with their 95 % intervals."""
-    estimates = {name: estimates[name] for name in ("mean", "importance", "bridge")}
+    estimates = {name: estimates[name] for name in ESTIMATORS}
     value = np.stack([part.log_evidence for part in estimates.values()], axis=1)
     error = np.stack([part.error for part in estimates.values()], axis=1)
     dims = ("observation", "estimator")

@@ -1,5 +1,6 @@
 """The training loop: `fit` prepares, one compiled scan runs each epoch, `Fit` comes out."""
 
+import dataclasses
 import logging
 import time
 from typing import Any, NamedTuple
@@ -19,14 +20,13 @@ from consilience.defaults import check_plan, default_plan
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.host import forget_failures, raise_failure
-from consilience.losses import Example
+from consilience.losses import Example, take
 from consilience.model import Model
 from consilience.preparation import (
     build_networks,
     build_objective,
     check_simulations,
     split,
-    take,
     to_examples,
 )
 from consilience.schedules import Cosine, Schedule
@@ -132,10 +132,11 @@ def fit(
     check_plan(plan, len(train), len(held_out), patience, atoms)
     examples = to_examples(parameters, simulations)
     objective = build_objective(model, parameters, data, plan, simulations, unlabeled, atoms)
+    multipliers = jnp.zeros(plan.n_multipliers) if plan.n_multipliers else None
     networks, history = _train(
-        build_networks(plan.recipe, parameters, data, k_build, plan.n_multipliers)
+        build_networks(plan.recipe, parameters, data, k_build, multipliers)
         if start is None
-        else start.networks,
+        else dataclasses.replace(start.networks, multipliers=multipliers),
         objective,
         take(examples, train),
         take(examples, held_out) if len(held_out) else None,
