@@ -506,6 +506,14 @@ def test_a_second_consistent_fit_of_the_same_shapes_compiles_nothing(model, sims
     assert compiled == []
 
 
+def test_a_fit_goes_on_from_another_whatever_its_criterion(model, sims):
+    first = consistent(model, sims, COMBINED["copy"])
+    later = consistent(model, sims, COMBINED["copy"], start=first, posterior=None, summary=None)
+    # It begins where the other ended, with multipliers of its own at zero.
+    assert later.history.terms["posterior"][0] < first.history.terms["posterior"][0]
+    assert later.history.terms["consistency"][1] != 0
+
+
 @pytest.fixture(scope="module")
 def unlabeled_fit(sims):
     """Theta above 1.5 are impossible; the loss begins half-way; nine datasets have no theta.

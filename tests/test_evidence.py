@@ -305,7 +305,7 @@ def test_impossible_draws_weigh_nothing_and_spoil_nothing():
     rng = np.random.default_rng(2)
     impossible = rng.uniform(size=(100, 1000)) < 1 / 3
     values = -5.0 + 0.3 * rng.normal(size=(100, 1000)) - 0.3**2 / 2
-    estimates, _, weights = estimate_all(terms_of(np.where(impossible, -np.inf, values)))
+    estimates, width, weights = estimate_all(terms_of(np.where(impossible, -np.inf, values)))
     w = np.exp(weights.log_weights)
     assert np.all(w[impossible] == 0)
     assert np.all(w[~impossible] > 0)
@@ -318,6 +318,8 @@ def test_impossible_draws_weigh_nothing_and_spoil_nothing():
         assert np.all(np.abs(error) < 0.12)
         np.testing.assert_allclose(stated.mean(), error.std(), rtol=0.3)
     assert np.all(estimates["mean"].log_evidence == -np.inf)
+    assert np.all(estimates["mean"].error == 0)
+    assert np.all(width == np.inf)
 
 
 def test_where_every_draw_is_impossible_none_is_effective():

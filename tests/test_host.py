@@ -174,6 +174,19 @@ def test_an_exception_of_the_user_comes_out_of_fit_as_it_is(host_model, sims, ma
     assert quick(host_model, sims, **OPTIONS).history.stopped == "finished"
 
 
+def test_an_exception_of_the_user_comes_out_of_corrected_draws_and_evidence(host_fit, sims, many):
+    def missing(calls, values):
+        raise LookupError("the tables end here")
+
+    many.fail = missing
+    for use in (
+        lambda: host_fit[0].sample(sims.x[0], 10, key=jax.random.key(0), corrected=True),
+        lambda: host_fit[0].log_evidence(sims.x[0], 50, key=jax.random.key(0)),
+    ):
+        with pytest.raises(LookupError, match="the tables end here"):
+            use()
+
+
 def test_a_likelihood_that_turns_nan_in_training_is_an_error_that_says_so(host_model, sims, many):
     many.fail = lambda calls, values: np.where(calls > 2, np.nan, values)
     with pytest.raises(cs.TrainingError, match=r"log_likelihood\(theta, x\) was NaN or plus inf"):

@@ -95,10 +95,12 @@ def mean_estimate(terms: Terms) -> Estimate:
     r"""The plain average of the identity over posterior draws.
 
     $\mathbb{E}_q[\log p(\theta, x) / q(\theta \mid x)] = \log p(x) - \mathrm{KL}(q \Vert p)$: a
-    lower bound, tight for a right posterior; its error is that of the average alone.
+    lower bound, tight for a right posterior; its error is that of the average alone. Where
+    draws are impossible, the bound is minus infinity, and there is no doubt of that.
     """
     values = terms.log_evidence
-    return Estimate(jnp.mean(values), jnp.std(values) / jnp.sqrt(values.shape[0]))
+    mean, error = jnp.mean(values), jnp.std(values) / jnp.sqrt(values.shape[0])
+    return Estimate(mean, jnp.where(mean == -jnp.inf, 0.0, error))
 
 
 def importance_estimate(terms: Terms) -> Estimate:
@@ -159,7 +161,9 @@ def _relative_variance(log_values: Float[Array, " k"], log_w: Float[Array, " k"]
 
 def spread(terms: Terms) -> Scalar:
     """The width of the central 95 % of the identity's values: the paper's sharpness."""
-    low, high = jnp.quantile(terms.log_evidence, jnp.array([0.025, 0.975]))
+    # The nearest values, not a blend: with minus infinity among them, that is not a number.
+    ends = jnp.array([0.025, 0.975])
+    low, high = jnp.quantile(terms.log_evidence, ends, method="nearest")
     return high - low
 
 

@@ -18,6 +18,7 @@ import xarray as xr
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling
+from consilience.host import failures_as_raised
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.results import draws_to_dataset, evidence_to_dataset
@@ -126,6 +127,7 @@ class Fit(eqx.Module):
         """Prior and likelihood: the model's own where it has them, else the learned ones."""
         return make_joint(self.model, self.prior, self.likelihood)
 
+    @failures_as_raised()
     def _draw(self, x: Data, n: int, key: PRNGKey, joint: Joint | None):
         """Draws, and the terms of the identity if there is a joint; and whether x is a batch."""
         layout = self.posterior.data.layout

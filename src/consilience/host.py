@@ -4,10 +4,11 @@ Training stops the gradient at theta, so the likelihood need not be differentiab
 the host, called once for all datasets and all values of theta of a batch.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,15 +74,15 @@ class OnHost:
         return values.astype(dtype).reshape(lead)
 
 
-def forget_failures():
-    """Start afresh: a failure of an earlier call is not one of the next."""
-    _failures.clear()
-
-
-def raise_failure(error: Exception) -> NoReturn:
+@contextlib.contextmanager
+def failures_as_raised() -> Iterator[None]:
     """Raise what went wrong on the host in place of what the compiled code made of it."""
-    if _failures:
-        failure = _failures[0]
+    _failures.clear()
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if not _failures:
+            raise
+        raise _failures[0] from error
+    finally:
         _failures.clear()
-        raise failure from error
-    raise error

@@ -19,7 +19,7 @@ from consilience.data import DataSpace, data_space
 from consilience.defaults import check_plan, default_plan
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
-from consilience.host import forget_failures, raise_failure
+from consilience.host import failures_as_raised
 from consilience.losses import Example, take
 from consilience.model import Model
 from consilience.preparation import (
@@ -47,6 +47,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
 
 
+@failures_as_raised()
 def fit(
     model: Model,
     simulations: Simulations,
@@ -102,7 +103,6 @@ def fit(
     >>> result.history.stopped
     'finished'
     """
-    forget_failures()
     check_simulations(model, simulations)
     if start is None:
         parameters = parameter_space(model.prior, simulations.theta)
@@ -229,8 +229,6 @@ def _train(
             if patience is not None and epoch - max(best.epochs.values()) >= patience:
                 stopped = "early"
                 break
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise_failure(error)
     except KeyboardInterrupt:
         if not record:
             raise
