@@ -97,7 +97,7 @@ def moons(seed: int, method: str) -> dict:
     )
     draws = done[-1].fit.sample(x, 2000, key=jax.random.key(1))["theta"].values[0]
     return {
-        "c2st": c2st(jnp.asarray(draws), exact, key=jax.random.key(2)),
+        "c2st": float(c2st(jnp.asarray(draws), exact, key=jax.random.key(2))),
         "mmd": float(mmd(jnp.asarray(draws), exact)),
     }
 
