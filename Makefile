@@ -3,12 +3,13 @@
 # make test    all tests, docstring and README examples included
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
+# make diagnostics   every figure of docs/results/diagnostics.md (minutes)
 # make bench   time and accuracy beside BayesFlow and sbi (installs them apart)
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench consistency clean
+.PHONY: setup demo test lint bench consistency diagnostics clean
 
 setup: .venv/ready
 
@@ -33,6 +34,9 @@ bench: setup
 
 consistency: setup
 	$(BIN)/python benchmarks/consistency.py
+
+diagnostics: setup
+	$(BIN)/python benchmarks/diagnostics.py
 
 clean:
 	rm -rf .venv .bench out

@@ -154,26 +154,6 @@ def test_grid_draws_follow_the_density():
         assert stats.kstest(np.asarray(draws[:, i]), "norm", (0, float(scale[i]))).pvalue > 1e-3
 
 
-def test_mmd_equals_a_plain_double_loop():
-    from consilience.metrics import BANDWIDTHS
-
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 12, 2)), rng.normal(0.5, 1.2, size=(2, 15, 2))
-
-    def kernel_mean(x, y):
-        total = 0.0
-        for p in x:
-            for q in y:
-                total += sum(np.exp(-np.sum((p - q) ** 2) / (2 * s)) for s in BANDWIDTHS)
-        return total / (len(x) * len(y))
-
-    plain = [
-        kernel_mean(x, x) + kernel_mean(y, y) - 2 * kernel_mean(x, y)
-        for x, y in zip(a, b, strict=True)
-    ]
-    np.testing.assert_allclose(mmd(jnp.asarray(a), jnp.asarray(b)), plain, atol=1e-5)
-
-
 def test_counts_of_a_poisson_are_learned_as_probabilities():
     """A likelihood of counts, dequantised, against the exact probabilities."""
     import numpyro.distributions as dist

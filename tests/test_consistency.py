@@ -16,7 +16,8 @@ from consilience.criteria import CENTRE_STEPS
 from consilience.data import data_space
 from consilience.defaults import default_plan
 from consilience.evidence import Joint, make_joint
-from consilience.preparation import data_spread
+from consilience.losses import Batch, Example, Objective
+from consilience.preparation import data_spread, to_examples
 from tests.conftest import ROWS, TINY, conjugate_model, quick
 from tests.gaussian import DIM, Sum, gaussian_fit
 
@@ -456,6 +457,37 @@ def consistent(model, sims, settings, **options):
     return quick(model, sims, self_consistency=settings, **small | options)
 
 
+def test_datasets_far_from_consistent_count_less_and_their_labels_more(rough, sims):
+    """The draws are fixed, so that the loss of each dataset is known from a batch of one."""
+    posterior, n = rough.posterior, 6
+    u = to_examples(posterior.parameters, sims[:n]).u
+    draws = u[:, None] + jnp.linspace(-0.3, 0.3, 4)[:, None] * jnp.arange(1, n + 1)[:, None, None]
+    runs = Example(u, jnp.asarray(sims.x[:n]))
+    every = Batch(runs, Spot(runs.x, u, draws), None)
+
+    def terms(limit, batch):
+        settings = cs.SelfConsistency(
+            5,
+            cs.Constant(1.0),
+            maximum_likelihood=cs.Constant(0.2),
+            limit=limit,
+            augmentation=None,
+        )
+        objective = Objective(rough.model, posterior.parameters, posterior.data, settings, True)
+        found, _ = eqx.filter_jit(objective)(rough.networks, batch, KEY, jnp.asarray(0.5))
+        return {name: float(value) for name, value in found.items()}
+
+    one = lambda i: jax.tree.map(lambda a: a[i : i + 1], every)  # noqa: E731
+    losses = np.array([terms(None, one(i))["consistency"] for i in range(n)])
+    assert losses.max() > 20 * losses.min() > 0
+    trust = 4.0 / (4.0 + losses)
+    plain, limited = terms(None, every), terms(4.0, every)
+    np.testing.assert_allclose(plain["consistency"], losses.mean(), rtol=1e-4)
+    np.testing.assert_allclose(limited["consistency"], (losses * trust).mean(), rtol=1e-4)
+    labels = 0.2 + 0.8 * (1 - trust.mean())
+    np.testing.assert_allclose(limited["posterior"], labels / 0.2 * plain["posterior"], rtol=1e-4)
+
+
 def always(samples: int, proposal, criterion, augmentation) -> cs.SelfConsistency:
     """Self-consistency with its full weight from the first step on."""
     return cs.SelfConsistency(
@@ -561,6 +593,7 @@ def test_minus_infinity_is_a_legal_likelihood(unlabeled_fit):
         ({"weight": cs.Constant(float("nan"))}, "must not be negative.*gives nan"),
         ({"maximum_likelihood": cs.Constant(-1.0)}, "weight of maximum likelihood"),
         ({"gradient": "neither"}, '"both" or "posterior", got \'neither\''),
+        ({"limit": 0.0}, "limit must be positive, or None, got 0.0"),
         ({"unlabeled_weight": -1.0}, "unlabeled_weight must not be negative, got -1"),
         ({"unlabeled_batch": 0}, "unlabeled_batch must be at least 1, got 0"),
     ],

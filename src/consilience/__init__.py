@@ -6,6 +6,7 @@
 from importlib.metadata import version
 
 from consilience.augmentation import Bootstrap, Jitter
+from consilience.calibration import Calibration, calibrate
 from consilience.comparison import compare
 from consilience.consistency import SelfConsistency
 from consilience.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
@@ -19,10 +20,12 @@ from consilience.proposals import CurrentPosterior, EpochCopy, FromPrior, Mixtur
 from consilience.results import to_arviz
 from consilience.rounds import Atomic, Round, Truncated, sequential
 from consilience.schedules import Constant, Cosine, Ramp, Smooth, Step
+from consilience.scores import score
 from consilience.simulations import Simulations, simulate, simulate_at
 from consilience.storage import LoadError, load
 from consilience.summaries import Convolutions, DeepSet, Dense, Identity, SetTransformer
 from consilience.training import TrainingError, fit
+from consilience.trust import Check
 
 __version__ = version("consilience")
 
@@ -31,6 +34,8 @@ __all__ = [
     "Atomic",
     "Bootstrap",
     "Bounded",
+    "Calibration",
+    "Check",
     "Constant",
     "Convolutions",
     "Cosine",
@@ -67,9 +72,11 @@ __all__ = [
     "Truncated",
     "Variance",
     "Vector",
+    "calibrate",
     "compare",
     "fit",
     "load",
+    "score",
     "sequential",
     "simulate",
     "simulate_at",

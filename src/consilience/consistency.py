@@ -28,14 +28,17 @@ FLOOR = 10.0
 class SelfConsistency:
     """How self-consistency is asked for in training.
 
-    The defaults are the best recipe known. The paper's own is
-    `SelfConsistency(maximum_likelihood=Constant(), criterion=Variance(), augmentation=None)`.
+    The defaults are the best recipe known. The paper's own is `SelfConsistency(
+    maximum_likelihood=Constant(), criterion=Variance(), augmentation=None, limit=None)`.
 
     `samples`: K, the values of theta for each dataset; the training theta is one of them.
     `weight`: lambda over training; zero at first, since a new posterior proposes nonsense.
     `maximum_likelihood`: the weight of the posterior's maximum-likelihood term over training.
     Turned down to a tenth after the warm-up, it keeps the posterior on all modes and no
     longer overfits the few labels.
+    `limit`: datasets whose loss comes near it, in squared nats, count less, and maximum
+    likelihood counts more in their place: where a likelihood is so sharp that the values of
+    the identity are far apart, labels are the better guide. None for no limit.
     `proposal`: where theta come from.
     `criterion`: the measure of spread.
     `augmentation`: data to ask at beside the simulated ones; None for none.
@@ -50,6 +53,7 @@ class SelfConsistency:
     samples: int = 10
     weight: Schedule = Step(0.15)
     maximum_likelihood: Schedule = Step(0.15, before=1.0, after=0.1)
+    limit: float | None = 10.0
     proposal: Proposal = CurrentPosterior()
     criterion: Criterion = Bounded()
     augmentation: Augmentation | None = Bootstrap()
@@ -68,6 +72,8 @@ class SelfConsistency:
             raise ValueError(f'gradient must be "both" or "posterior", got {self.gradient!r}.')
         check_weight(self.weight, "self-consistency")
         check_weight(self.maximum_likelihood, "maximum likelihood")
+        if self.limit is not None and not self.limit > 0:
+            raise ValueError(f"limit must be positive, or None, got {self.limit}.")
         if not self.unlabeled_weight >= 0:
             raise ValueError(f"unlabeled_weight must not be negative, got {self.unlabeled_weight}.")
         if self.unlabeled_batch is not None and self.unlabeled_batch < 1:

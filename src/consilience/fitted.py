@@ -6,9 +6,9 @@ compiled.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -18,12 +18,16 @@ import xarray as xr
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling
-from consilience.host import failures_as_raised
+from consilience.host import OnHost, failures_as_raised
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.results import draws_to_dataset, evidence_to_dataset
+from consilience.simulations import Simulations
 from consilience.summaries import Summary
 from consilience.types import Data, PRNGKey, Theta
+
+if TYPE_CHECKING:
+    from consilience.trust import Check
 
 BLOCK = 4096
 """Parameter vectors that go through a flow at once: fits a CPU's cache."""
@@ -69,32 +73,102 @@ class Fit(eqx.Module):
     history: History = eqx.field(static=True)
 
     def sample(
-        self, x: Data, n: int = 1000, *, key: PRNGKey, corrected: bool = False
+        self,
+        x: Data,
+        n: int = 1000,
+        *,
+        key: PRNGKey,
+        corrected: bool = False,
+        method: str = "amortized",
     ) -> xr.Dataset:
         """Posterior draws for one dataset, or for each of a batch with a leading axis.
 
-        `corrected`: resample by importance, with Pareto-smoothed weights, from four times
-        as many draws. Needs prior and likelihood, exact or learned. The coordinates
-        `pareto_k` (trust it below 0.7) and `ess`, the effective number of those draws, say
-        how well it went for each observation.
+        `method`: "amortized", draws of the learned posterior; or one of two that need prior
+        and likelihood, exact or learned:
+        "corrected" (or `corrected=True`): resampled by importance, with Pareto-smoothed
+        weights, from four times as many draws. The coordinates `pareto_k` (trust it below
+        0.7) and `ess`, the effective number of those draws, say how well it went.
+        "nuts": four Markov chains started at amortized draws, with `n` draws together;
+        coordinates hold the R-hat and effective size of every parameter (`r_hat_mu`,
+        `ess_mu`), and the gradients and divergences they took.
 
-        Returns a variable for each parameter, with the dimensions `chain` (one), `draw`
-        and its own; for a batch, behind `observation`.
+        Returns a variable for each parameter, with the dimensions `chain`, `draw` and its
+        own; for a batch, behind `observation`.
         """
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
-        if not corrected:
+        if method not in ("amortized", "corrected", "nuts"):
+            raise ValueError(f'method must be "amortized", "corrected" or "nuts", got {method!r}.')
+        if method == "nuts":
+            return self._chains(x, n, key)
+        if method == "amortized" and not corrected:
             (draws, _), batched = self._draw(x, n, key, None)
-            return draws_to_dataset(draws, batched=batched)
+            return draws_to_dataset(_one_chain(draws), batched=batched)
         k_draw, k_pick = jax.random.split(key)
         (draws, terms), batched = self._draw(x, max(OVERSAMPLE * n, 1000), k_draw, self.joint)
         weights = jax.device_get(weigh_all(terms))
         picked = resample(weights.log_weights, n, generator(k_pick))
         rows = np.arange(len(picked))[:, None]
         return draws_to_dataset(
-            {name: values[rows, picked] for name, values in draws.items()},
+            _one_chain({name: values[rows, picked] for name, values in draws.items()}),
             batched=batched,
             extra={"pareto_k": weights.pareto_k, "ess": weights.ess},
+        )
+
+    def _chains(self, x: Data, n: int, key: PRNGKey) -> xr.Dataset:
+        from consilience.mcmc import CHAINS, nuts_for_each
+
+        if isinstance(self.model.likelihood, OnHost):
+            raise ValueError(
+                "NUTS needs the gradient of the log-likelihood, which a function on the host "
+                'does not have: use method="corrected", or write it in JAX.'
+            )
+        layout = self.posterior.data.layout
+        arrays, batched = layout.check(x)
+        m = len(arrays[layout.names[0]])
+        every = [layout.unnamed({name: a[i] for name, a in arrays.items()}) for i in range(m)]
+        chains = nuts_for_each(self.posterior, self.joint, every, math.ceil(n / CHAINS), key)
+        return draws_to_dataset(
+            chains.theta,
+            batched=batched,
+            extra={"gradients": chains.gradients, "divergences": chains.divergences},
+            judged={"r_hat": chains.r_hat, "ess": chains.ess},
+        )
+
+    def check(
+        self,
+        x: Data,
+        *,
+        key: PRNGKey,
+        simulations: Simulations | None = None,
+        n: int = 500,
+        draws: int = 1000,
+        predictive: int = 200,
+        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+    ) -> "Check":
+        """How far to trust the posterior of an observation, or of each of a batch.
+
+        Asks whether the observation is typical of `n` new simulations, or of `simulations`
+        that the fit has not seen; how far the identity's values over `draws` posterior
+        draws agree, and whether importance weights can mend them; and whether `predictive`
+        datasets simulated at the posterior (0: none) look like the observation, by
+        `statistics`, named functions of one dataset, or by plain ones of every channel.
+
+        The `verdict` is "use as is", "use the corrected draws", "do not use: run MCMC", or,
+        where the posterior is right but its predictions are not, "do not use: revise the
+        model". Simulations cost `n + predictive` runs of the model's simulator.
+        """
+        from consilience.trust import check
+
+        return check(
+            self,
+            x,
+            key=key,
+            simulations=simulations,
+            n=n,
+            draws=draws,
+            predictive=predictive,
+            statistics=statistics,
         )
 
     def log_evidence(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
@@ -121,6 +195,12 @@ class Fit(eqx.Module):
             None if self.likelihood is None else self.likelihood.flow,
             None if self.prior is None else self.prior.flow,
         )
+
+    @property
+    def has_joint(self) -> bool:
+        """Whether prior and likelihood are there, exact or learned."""
+        prior = self.model.prior.density is not None or self.prior is not None
+        return prior and (self.model.likelihood is not None or self.likelihood is not None)
 
     @property
     def joint(self) -> Joint:
@@ -190,6 +270,10 @@ class Fit(eqx.Module):
             f"  last epoch: {losses}\n"
             f"  kept epoch: {kept}"
         )
+
+
+def _one_chain(draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values[:, None] for name, values in draws.items()}
 
 
 def _blocks(m: int, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -153,12 +153,15 @@ class Objective(eqx.Module):
             terms["posterior"] = self._atomic(networks, batch.runs, self.atoms, k_atoms)
         if self.settings is None or batch.spots is None:
             return terms, {}
-        terms["posterior"] *= self.settings.maximum_likelihood(progress)
         weight = self.settings.weight(progress)
-        loss, info = self._consistency(networks, batch.spots, k_spots, weight)
+        loss, trust, info = self._consistency(
+            networks, batch.spots, k_spots, weight, self.settings.limit
+        )
         terms["consistency"] = weight * loss
+        labels = self.settings.maximum_likelihood(progress)
+        terms["posterior"] *= labels + jnp.maximum(1.0 - labels, 0.0) * (1.0 - trust)
         if batch.unlabeled is not None:
-            loss, more = self._consistency(networks, batch.unlabeled, k_unlabeled, weight)
+            loss, _, more = self._consistency(networks, batch.unlabeled, k_unlabeled, weight, None)
             terms["unlabeled"] = weight * self.settings.unlabeled_weight * loss
             info = jax.tree.map(jnp.add, info, more)
         return terms, info
@@ -182,7 +185,10 @@ class Objective(eqx.Module):
         theta, log_det = self.parameters.from_vector_with_log_det(u)
         return self.model.prior.log_prob(theta) - log_det
 
-    def _consistency(self, networks: Networks, spots: Spot, key: PRNGKey, weight: Scalar):
+    def _consistency(
+        self, networks: Networks, spots: Spot, key: PRNGKey, weight: Scalar, limit: float | None
+    ):
+        """The mean loss, how far it is to be trusted, and counts of what was left out."""
         settings = self.settings
         posterior, joint = self._posterior(networks), self._joint(networks)
         n = len(jax.tree.leaves(spots.x)[0])
@@ -192,14 +198,20 @@ class Objective(eqx.Module):
                 settings, posterior, joint, self.model.prior, spot, k, networks.multipliers
             )
             loss, usable, valid = jax.vmap(each)(spots, jax.random.split(key, n))
+            trust = jnp.ones(n) if limit is None else limit / (limit + jnp.maximum(loss, 0.0))
             # Of made-up data, the likelihood may know nothing; that is no mistake.
             invalid = 0.0 if settings.augmentation else jnp.sum(1.0 - valid)
-            return jnp.mean(loss), jnp.mean(1.0 - usable), jnp.asarray(invalid, float)
+            return (
+                jnp.mean(loss * trust),
+                jax.lax.stop_gradient(jnp.mean(trust)),
+                jnp.mean(1.0 - usable),
+                jnp.asarray(invalid, float),
+            )
 
-        skip = lambda: (jnp.zeros(()),) * 3  # noqa: E731
+        skip = lambda: (jnp.zeros(()), jnp.ones(()), jnp.zeros(()), jnp.zeros(()))  # noqa: E731
         # While the weight is zero, nothing is drawn and nothing evaluated.
-        loss, dropped, invalid = jax.lax.cond(weight > 0, ask, skip)
-        return loss, {"dropped": dropped, "invalid": invalid}
+        loss, trust, dropped, invalid = jax.lax.cond(weight > 0, ask, skip)
+        return loss, trust, {"dropped": dropped, "invalid": invalid}
 
     def _posterior(self, networks: Networks) -> Posterior:
         return Posterior(networks.summary, networks.posterior, self.parameters, self.data)

@@ -12,25 +12,28 @@ INTERVAL = 1.959964
 
 
 def draws_to_dataset(
-    draws: dict[str, np.ndarray], *, batched: bool, extra: dict[str, np.ndarray] | None = None
+    draws: dict[str, np.ndarray],
+    *,
+    batched: bool,
+    extra: dict[str, np.ndarray] | None = None,
+    judged: dict[str, dict[str, np.ndarray]] | None = None,
 ) -> xr.Dataset:
-    """Draws with the leading axes (observation, draw) as a dataset with a chain of its own.
+    """Draws with the leading axes (observation, chain, draw) as a dataset.
 
-    `extra`: a number for each observation, which becomes a coordinate.
+    `extra`: a number for each observation, which becomes a coordinate. `judged`: a number
+    for each observation and entry of each parameter; it becomes a coordinate named for both.
     """
-    variables = {}
-    for name, values in draws.items():
-        own = [f"{name}_dim_{i}" for i in range(values.ndim - 2)]
-        dims = ["observation", "chain", "draw", *own]
-        array = xr.DataArray(values[:, None], dims=dims)
-        variables[name] = array if batched else array[0]
-    dataset = xr.Dataset(variables)
+    own = {n: [f"{n}_dim_{i}" for i in range(a.ndim - 3)] for n, a in draws.items()}
+    dims = ["observation", "chain", "draw"]
+    dataset = xr.Dataset({name: (dims + own[name], values) for name, values in draws.items()})
     dataset = dataset.assign_coords({str(dim): np.arange(n) for dim, n in dataset.sizes.items()})
-    for name, values in (extra or {}).items():
-        dataset = dataset.assign_coords(
-            {name: ("observation", values) if batched else float(values[0])}
-        )
-    return dataset
+    coordinates: dict[str, Any] = {
+        name: (("observation",), values) for name, values in (extra or {}).items()
+    }
+    for what, values in (judged or {}).items():
+        coordinates |= {f"{what}_{n}": (("observation", *own[n]), a) for n, a in values.items()}
+    dataset = dataset.assign_coords(coordinates)
+    return dataset if batched else dataset.isel(observation=0).drop_vars("observation")
 
 
 def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Dataset:

@@ -83,6 +83,7 @@ PAPER_CONSISTENCY = SelfConsistency(
     weight=Step(5 / 35),
     maximum_likelihood=Constant(),
     augmentation=None,
+    limit=None,
 )
 """The paper's loss, with the bounded criterion: lambda is 0 for 5 of 35 epochs, then 1."""
 PAPER_SUMMARY = DeepSet(out=4)

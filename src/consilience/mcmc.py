@@ -1,0 +1,92 @@
+r"""Markov chains for one observation, where the amortized posterior is not good enough.
+
+NUTS runs in the base space of the learned flow: with $\theta = T(z)$ it sees
+$$\log \pi(z) = \log p(T(z)) + \log p(x \mid T(z)) + \log |\det T'(z)|,$$
+which is the flow's simple base density wherever the learned posterior is right (Hoffman et
+al. 2019, arXiv:1903.03704). Chains start at amortized draws, chosen by their importance
+weights, so they need a short warm-up and few steps a draw.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from consilience.approximators import Posterior
+from consilience.evidence import Joint
+from consilience.flows import base_log_prob, base_sample
+from consilience.types import Flat, PRNGKey, Scalar, Theta
+
+CHAINS, WARMUP = 4, 200
+STARTS = 256
+"""Amortized draws among which the chains' first points are chosen."""
+
+
+class Chains(NamedTuple):
+    """Draws (chain, draw, ...), their R-hat and effective sizes, and what they cost."""
+
+    theta: Theta
+    r_hat: Theta
+    ess: Theta
+    gradients: Scalar
+    divergences: Scalar
+
+
+@eqx.filter_jit
+def run_nuts(posterior: Posterior, joint: Joint, x: Any, n: int, key: PRNGKey) -> Chains:
+    """Chains of `n` draws each for one dataset. Gradients of the warm-up are counted too."""
+    import blackjax
+
+    context = posterior.context(x)
+    space, flow = posterior.parameters, posterior.flow
+
+    def log_density(z: Flat) -> Scalar:
+        u, log_det = flow.from_base(z, context)
+        theta, log_det_u = space.from_vector_with_log_det(u)
+        value = joint.log_prob(theta, x) - log_det_u + log_det
+        return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+    def to_theta(z: Flat) -> Theta:
+        return space.from_vector(flow.from_base(z, context)[0])
+
+    k_start, k_pick, k_warm, k_run = jax.random.split(key, 4)
+    draw = lambda k: base_sample(k, flow.dim, flow.spec.df)  # noqa: E731
+    starts = jax.vmap(draw)(jax.random.split(k_start, STARTS))
+    base = jax.vmap(lambda z: base_log_prob(z, flow.spec.df))(starts)
+    log_weights = jax.vmap(log_density)(starts) - base
+    first = starts[jax.random.categorical(k_pick, log_weights, shape=(CHAINS,))]
+
+    def chain(z: Flat, k_warm: PRNGKey, k_run: PRNGKey):
+        adaptation = blackjax.window_adaptation(blackjax.nuts, log_density)
+        (state, settings), warm = adaptation.run(k_warm, z, num_steps=WARMUP)
+        kernel = blackjax.nuts(log_density, **settings)
+
+        def step(state, k):
+            state, info = kernel.step(k, state)
+            return state, (state.position, info.num_integration_steps, info.is_divergent)
+
+        _, (zs, steps, divergent) = jax.lax.scan(step, state, jax.random.split(k_run, n))
+        gradients = jnp.sum(steps) + jnp.sum(warm.info.num_integration_steps)
+        return zs, gradients, jnp.sum(divergent)
+
+    keys = (jax.random.split(k_warm, CHAINS), jax.random.split(k_run, CHAINS))
+    zs, gradients, divergences = jax.vmap(chain)(first, *keys)
+    theta = jax.vmap(jax.vmap(to_theta))(zs)
+    return Chains(
+        theta,
+        jax.tree.map(blackjax.diagnostics.rhat, theta),
+        jax.tree.map(blackjax.diagnostics.ess_bulk, theta),
+        jnp.sum(gradients),
+        jnp.sum(divergences),
+    )
+
+
+def nuts_for_each(posterior: Posterior, joint: Joint, xs: list[Any], n: int, key: PRNGKey):
+    """The chains of several datasets, one after another, with a leading axis."""
+    parts = [
+        jax.device_get(run_nuts(posterior, joint, x, n, jax.random.fold_in(key, i)))
+        for i, x in enumerate(xs)
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)

@@ -1,0 +1,100 @@
+"""NUTS from amortized draws: closed forms, NumPyro's own NUTS, and a wrong start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import consilience as cs
+from tests.conftest import ROWS, conjugate_model, quick
+from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
+
+KEY = jax.random.key(3)
+
+
+@pytest.fixture(scope="module")
+def sims():
+    return cs.simulate(conjugate_model(DIM), 200, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"widen": 0.5}, {"shift": 3 * exact_sd()}],
+    ids=["exact", "narrow", "shifted"],
+)
+def test_chains_are_right_whatever_they_start_from(sims, change):
+    fit = gaussian_fit(conjugate_model(DIM), sims, **change)
+    draws = fit.sample(sims.x[:2], 4000, key=KEY, method="nuts")
+    assert draws["theta"].dims == ("observation", "chain", "draw", "theta_dim_0")
+    assert draws["theta"].shape == (2, 4, 1000, DIM)
+    error = exact_sd() / np.sqrt(draws["ess_theta"].values)
+    mean = draws["theta"].mean(("chain", "draw")).values
+    assert np.all(np.abs(mean - exact_mean(sims.x[:2])) < 4 * error)
+    sd = draws["theta"].std(("chain", "draw")).values
+    assert np.all(np.abs(sd / exact_sd() - 1) < 4 / np.sqrt(draws["ess_theta"].values))
+    assert np.all(draws["r_hat_theta"] < 1.02)
+    assert np.all(draws["ess_theta"] > 400)
+    assert np.all(draws["divergences"] == 0)
+
+
+def regression(y=None):
+    """A curved posterior of three parameters, one of them positive."""
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+    t = jnp.linspace(0.0, 1.0, ROWS)
+    mean = slope[0] * t + slope[1] * slope[0] * t**2
+    numpyro.sample("y", dist.Normal(mean, noise).to_event(1), obs=y)
+
+
+def test_chains_match_a_long_run_of_numpyro_in_a_third_of_its_gradients():
+    model = cs.Model.from_numpyro(regression, observed="y")
+    sims = cs.simulate(model, 512, key=jax.random.key(0))
+    fit = quick(model, sims, posterior=cs.Coupling(layers=2, width=32), epochs=30)
+    x = sims.x[0] if not isinstance(sims.x, dict) else {n: a[0] for n, a in sims.x.items()}
+    draws = fit.sample(x, 4000, key=KEY, method="nuts")
+    observed = x["y"] if isinstance(x, dict) else x
+    other = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(regression),
+        num_warmup=1000,
+        num_samples=5000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    other.run(jax.random.key(5), y=jnp.asarray(observed), extra_fields=("num_steps",))
+    long = other.get_samples(group_by_chain=True)
+    summary = numpyro.diagnostics.summary(long)
+    for name in ("slope", "noise"):
+        mine, theirs = draws[name].values, np.asarray(long[name])
+        ess, ess_long = draws[f"ess_{name}"].values, summary[name]["n_eff"]
+        sd = theirs.std(axis=(0, 1))
+        error = sd * np.sqrt(1 / ess + 1 / ess_long)
+        assert np.all(np.abs(mine.mean(axis=(0, 1)) - theirs.mean(axis=(0, 1))) < 4 * error)
+        assert np.all(np.abs(mine.std(axis=(0, 1)) / sd - 1) < 4 / np.sqrt(ess) + 0.02)
+        assert np.all(draws[f"r_hat_{name}"] < 1.02)
+    spent = float(np.sum(other.get_extra_fields()["num_steps"]))
+    assert float(draws["gradients"]) < spent / 3
+
+
+def test_draws_of_chains_go_to_arviz_and_back_into_log_prob(sims):
+    fit = gaussian_fit(conjugate_model(DIM), sims)
+    draws = fit.sample(sims.x[0], 100, key=KEY, method="nuts")
+    assert draws["theta"].dims == ("chain", "draw", "theta_dim_0")
+    assert fit.log_prob(draws, sims.x[0]).shape == (4, 25)
+    assert cs.to_arviz(draws)["posterior"]["theta"].shape == (4, 25, DIM)
+
+
+def test_unknown_methods_and_likelihoods_without_gradients_are_refused(sims):
+    fit = gaussian_fit(conjugate_model(DIM), sims)
+    with pytest.raises(ValueError, match='"amortized", "corrected" or "nuts", got \'mcmc\''):
+        fit.sample(sims.x[0], 10, key=KEY, method="mcmc")
+    host = cs.Model(
+        conjugate_model(DIM).prior,
+        conjugate_model(DIM).simulator,
+        cs.OnHost(lambda theta, x: 0.0),
+        data=cs.Set(),
+    )
+    with pytest.raises(ValueError, match="NUTS needs the gradient"):
+        gaussian_fit(host, sims).sample(sims.x[0], 10, key=KEY, method="nuts")
