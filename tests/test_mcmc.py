@@ -11,6 +11,8 @@ import consilience as cs
 from tests.conftest import ROWS, conjugate_model, quick
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 KEY = jax.random.key(3)
 
 

@@ -90,6 +90,10 @@ def test_one_observation_gives_one_verdict_a_reason_and_a_figure(exact, sims, te
         assert part in text
     assert found.predictions.shape == (100, ROWS, DIM)
     assert len(np.ravel(found.plot())) >= 1
+    draws = exact.sample(tests.x[0], 50, key=KEY)
+    tree = cs.to_arviz(draws, observed=found.x, predictions=found.predictions)
+    assert tree["posterior_predictive"]["x"].sizes["draw"] == 100
+    np.testing.assert_array_equal(tree["observed_data"]["x"].values, tests.x[0])
     many = exact.check(tests.x[:3], key=KEY, simulations=sims, predictive=0)
     assert "3 observations" in repr(many)
     with pytest.raises(ValueError, match="check one observation"):

@@ -1,11 +1,13 @@
 """Draws as xarray, with named parameters, and from there to ArviZ."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from consilience.evidence import ESTIMATORS
+from consilience.types import Data
 
 INTERVAL = 1.959964
 """Standard errors either side of an estimate in a 95 % interval."""
@@ -56,14 +58,37 @@ def evidence_to_dataset(estimates, spread, weights, *, batched: bool) -> xr.Data
     return dataset if batched else dataset.isel(observation=0, drop=True)
 
 
-def to_arviz(draws: xr.Dataset) -> Any:
+def to_arviz(
+    draws: xr.Dataset, *, observed: Data | None = None, predictions: Data | None = None
+) -> Any:
     """Posterior draws as ArviZ takes them: InferenceData in ArviZ 0.x, a DataTree since 1.0.
 
+    `observed`, `predictions`: one dataset, and data simulated at its posterior with a leading
+    axis (`Check.x`, `Check.predictions`), as groups of their own.
     Needs ArviZ, which the library does not install by itself.
     """
     import arviz
 
-    dataset = draws.transpose("chain", "draw", ...)
+    groups: dict[str, Any] = {"posterior": draws.transpose("chain", "draw", ...)}
+    if predictions is not None:
+        parts = _named(predictions).items()
+        groups["posterior_predictive"] = _group({n: a[None] for n, a in parts}, "chain", "draw")
+    if observed is not None:
+        groups["observed_data"] = _group(_named(observed))
     if hasattr(arviz, "InferenceData"):
-        return arviz.InferenceData(posterior=dataset)
-    return xr.DataTree.from_dict({"posterior": dataset})
+        return arviz.InferenceData(**groups)
+    return xr.DataTree.from_dict(groups)
+
+
+def _named(x: Data) -> dict[str, np.ndarray]:
+    named = x if isinstance(x, Mapping) else {"x": x}
+    return {str(name): np.asarray(array) for name, array in named.items()}
+
+
+def _group(arrays: dict[str, np.ndarray], *lead: str) -> xr.Dataset:
+    return xr.Dataset(
+        {
+            name: ((*lead, *(f"{name}_dim_{i}" for i in range(array.ndim - len(lead)))), array)
+            for name, array in arrays.items()
+        }
+    )

@@ -132,7 +132,8 @@ def check(
             p_values[i], names[i] = _misfit(measure, one, layout.named(predictions))
     table |= {"predictive": p_values, "statistic": names.astype(str)}
     rows = [{name: values[i] for name, values in table.items()} for i in range(m)]
-    judged = [_judge(row, draws, weighed) for row in rows]
+    learned = fit.model.likelihood is None
+    judged = [_judge(row, draws, weighed, learned) for row in rows]
     table |= {"verdict": [v for v, _ in judged], "reason": [r for _, r in judged]}
     dataset = xr.Dataset(
         {name: ("observation", np.asarray(values)) for name, values in table.items()},
@@ -144,7 +145,7 @@ def check(
     return Check(dataset.isel(observation=0), x, predictions, kind)
 
 
-def _judge(row: dict[str, Any], draws: int, weighed: bool) -> tuple[str, str]:
+def _judge(row: dict[str, Any], draws: int, weighed: bool, learned: bool) -> tuple[str, str]:
     """A verdict and its reason."""
     strange = row["typical"] < RARE
     like = f"The observation is unlike the simulations (p = {row['typical']:.3g})"
@@ -156,11 +157,14 @@ def _judge(row: dict[str, Any], draws: int, weighed: bool) -> tuple[str, str]:
     if not weighed:
         limit = "there is no likelihood or no prior density to check the posterior against"
         if strange:
-            return MCMC, f"{like}, and {limit}."
+            advice = "give the model a likelihood, or simulate near it with cs.sequential"
+            return MCMC, f"{like}, and {limit}: {advice}."
         if misfit:
             return MODEL, f"{unlike}, and {limit}."
         return AS_IS, f"The observation is like the simulations; {limit}."
-    if not row["pareto_k"] < HEAVY or row["ess"] < FEW * draws:
+    heavy = not row["pareto_k"] < HEAVY
+    # Where nearly all values agree, weights have nothing to mend, and k judges far tails alone.
+    if not row["spread"] <= WIDE and (heavy or row["ess"] < FEW * draws):
         why = (
             f"The learned posterior misses the true one: importance weights fail (Pareto k "
             f"{row['pareto_k']:.2f}, {row['ess']:.0f} effective draws of {draws})"
@@ -173,10 +177,14 @@ def _judge(row: dict[str, Any], draws: int, weighed: bool) -> tuple[str, str]:
         return CORRECTED, f"{why}." if not strange else f"{why}. {like}."
     if strange:
         return CORRECTED, f"{like}, but the identity's values agree."
+    tails = f" Only its far tails may be wrong (Pareto k {row['pareto_k']:.2f})." if heavy else ""
     return AS_IS, (
         f"The observation is like the simulations, and the identity's values agree to "
-        f"{row['spread']:.2f} nats."
+        f"{row['spread']:.2f} nats.{tails}{LEARNED if learned else ''}"
     )
+
+
+LEARNED = " The likelihood is learned too, so their agreement is a weaker sign."
 
 
 def _typical(fit: Fit, x: Data, held_out: Data) -> np.ndarray:
