@@ -154,14 +154,12 @@ class Objective(eqx.Module):
         if self.settings is None or batch.spots is None:
             return terms, {}
         weight = self.settings.weight(progress)
-        loss, trust, info = self._consistency(
-            networks, batch.spots, k_spots, weight, self.settings.limit
-        )
+        loss, trust, info = self._consistency(networks, batch.spots, k_spots, weight)
         terms["consistency"] = weight * loss
         labels = self.settings.maximum_likelihood(progress)
         terms["posterior"] *= labels + jnp.maximum(1.0 - labels, 0.0) * (1.0 - trust)
         if batch.unlabeled is not None:
-            loss, _, more = self._consistency(networks, batch.unlabeled, k_unlabeled, weight, None)
+            loss, _, more = self._consistency(networks, batch.unlabeled, k_unlabeled, weight)
             terms["unlabeled"] = weight * self.settings.unlabeled_weight * loss
             info = jax.tree.map(jnp.add, info, more)
         return terms, info
@@ -185,11 +183,11 @@ class Objective(eqx.Module):
         theta, log_det = self.parameters.from_vector_with_log_det(u)
         return self.model.prior.log_prob(theta) - log_det
 
-    def _consistency(
-        self, networks: Networks, spots: Spot, key: PRNGKey, weight: Scalar, limit: float | None
-    ):
+    def _consistency(self, networks: Networks, spots: Spot, key: PRNGKey, weight: Scalar):
         """The mean loss, how far it is to be trusted, and counts of what was left out."""
         settings = self.settings
+        assert settings is not None
+        limit = settings.limit
         posterior, joint = self._posterior(networks), self._joint(networks)
         n = len(jax.tree.leaves(spots.x)[0])
 
