@@ -85,7 +85,11 @@ def moons(seed: int, method: str) -> dict:
     """Four rounds of 250 runs on one observation of two moons."""
     x = np.zeros(2, np.float32)
     model = two_moons.model(likelihood=method == "exact likelihood")
-    exact = two_moons.exact_sample(jnp.asarray(x), jax.random.key(0), n=2000)
+    exact, again = (
+        two_moons.exact_sample(jnp.asarray(x), jax.random.key(k), n=2000) for k in (0, 7)
+    )
+    if method == "a second exact sample":
+        return against(again, exact)
     done = cs.sequential(
         model,
         x,
@@ -96,10 +100,12 @@ def moons(seed: int, method: str) -> dict:
         epochs=40,
     )
     draws = done[-1].fit.sample(x, 2000, key=jax.random.key(1))["theta"].values[0]
-    return {
-        "c2st": float(c2st(jnp.asarray(draws), exact, key=jax.random.key(2))),
-        "mmd": float(mmd(jnp.asarray(draws), exact)),
-    }
+    return against(jnp.asarray(draws), exact)
+
+
+def against(draws: jax.Array, exact: jax.Array) -> dict:
+    score = c2st(draws, exact, key=jax.random.key(2))
+    return {"c2st": float(score), "mmd": float(mmd(draws, exact))}
 
 
 def conjugate(likelihood) -> cs.Model:
@@ -173,7 +179,10 @@ TABLES = {
     "default": (default, [(n, s) for n in (64, 256, 1024) for s in range(5)]),
     "moons": (
         moons,
-        [(m, s) for m in ("without", "learned likelihood", "exact likelihood") for s in range(1)],
+        [
+            *[(m, 0) for m in ("without", "learned likelihood", "exact likelihood")],
+            ("a second exact sample", 0),
+        ],
     ),
     "unlabeled": (
         unlabeled,
@@ -204,12 +213,14 @@ def main():
 
 def write_report(rows: list[dict]):
     """Means over seeds, each seed behind them."""
+    _, tests, exact = mixture()
+    floor = float(mmd(gmm.exact_sample(tests.x, jax.random.key(20_001)), exact).mean())
     titles = {
         "paper": (
             "The paper's protocol",
             "Experiment 1: 1,024 runs, K = 10, 35 epochs, lambda = 1 after 5 of them; mean MMD "
             "over 100 test sets, of the draws and of the corrected draws. Two exact samples score "
-            "0.0134 to 0.0145.",
+            f"{floor:.4f}.",
         ),
         "ablation": ("Other choices", "The same, with one thing changed."),
         "default": (

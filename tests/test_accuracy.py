@@ -10,7 +10,7 @@ from scipy import stats
 
 import consilience as cs
 from consilience.metrics import mmd
-from consilience.tasks import gmm
+from consilience.tasks import gmm, two_moons
 from consilience.tasks.grid import grid_sample
 from tests.conftest import ROWS, TINY, conjugate_model
 
@@ -116,6 +116,17 @@ def test_unlabelled_data_make_the_posterior_right_where_they_are():
     print("error of the mean, without and with:", np.round(errors, 3))
     assert errors[1] < errors[0] / 5
     assert errors[1] < 0.1
+
+
+def test_a_sharp_likelihood_does_not_drown_the_labels():
+    """Two moons by its own likelihood. Without a limit the posterior collapses: 2.3, not 0.2."""
+    model = two_moons.model()
+    sims = cs.simulate(model, 256, key=jax.random.key(0))
+    x = cs.simulate(model, 20, key=jax.random.key(10_000)).x
+    fit = cs.fit(model, sims, key=jax.random.key(2), epochs=60, progress=False)
+    draws = fit.sample(x, 500, key=jax.random.key(3))["theta"].values[:, 0]
+    exact = two_moons.exact_sample(jnp.asarray(x), jax.random.key(1), n=500)
+    assert float(mmd(jnp.asarray(draws), exact).mean()) < 0.3
 
 
 def test_the_exact_mixture_posterior_agrees_with_nuts():

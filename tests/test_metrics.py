@@ -57,6 +57,12 @@ def test_mmd_of_other_bandwidths_equals_a_plain_double_loop():
         mmd(a, b, bandwidths=(1.0, -2.0))
 
 
+def test_mmd_of_draws_that_are_not_finite_is_not_a_number():
+    a, b = normal(0, 4, 30, 2), normal(1, 4, 30, 2)
+    a = a.at[1, 3, 0].set(jnp.nan).at[2, 0, 1].set(jnp.inf)
+    assert np.isnan(mmd(a, b)).tolist() == [False, True, True, False]
+
+
 def test_the_floor_is_the_score_of_the_reference_against_itself():
     reference, good, bad = normal(0, 3, 1000, 2), normal(1, 3, 500, 2), 1 + normal(1, 3, 500, 2)
     found, off = mmd_with_floor(good, reference), mmd_with_floor(bad, reference)

@@ -131,8 +131,11 @@ def _mmd(a, b, bandwidths: tuple[float, ...]):
         return total / len(x) ** 2
 
     def one(pair):
-        x, y = pair
-        return among(x) + among(y) - 2 * jnp.mean(kernel(_squares(x, y)))
+        # What is not a number has no place in the table.
+        x, y = (jnp.where(jnp.isfinite(part), part, 0.0) for part in pair)
+        value = among(x) + among(y) - 2 * jnp.mean(kernel(_squares(x, y)))
+        finite = jnp.all(jnp.isfinite(pair[0])) & jnp.all(jnp.isfinite(pair[1]))
+        return jnp.where(finite, value, jnp.nan)
 
     return jax.lax.map(one, (a, b))
 
