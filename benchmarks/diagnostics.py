@@ -88,11 +88,12 @@ def verdicts() -> list[str]:
 
 
 def regression(y=None):
-    """A curve with unknown noise; its two slopes multiply, so the posterior is bent."""
-    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    """A curve with unknown noise, whose bend is relative to its rise: the posterior is bent."""
+    rise = numpyro.sample("rise", dist.LogNormal(0.0, 0.5))
+    bend = numpyro.sample("bend", dist.Normal(0.0, 1.0))
     noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
     t = jnp.linspace(0.0, 1.0, ROWS)
-    mean = slope[0] * t + slope[1] * slope[0] * t**2
+    mean = rise * (t + bend * t**2)
     numpyro.sample("y", dist.Normal(mean, noise).to_event(1), obs=y)
 
 

@@ -73,33 +73,27 @@ def mmd_with_floor(
     return Discrepancy(mmd(draws, first), mmd(first, second))
 
 
-KNOTS = 256
-"""Values of the kernel between one power of two and the next."""
+BITS = 8
+"""Bits of a float's mantissa that name a knot of the kernel's table: 256 an octave."""
 
 
 def _tabulate(bandwidths: tuple[float, ...]):
     """The sum of the kernels as a function of the squared distance, read from a table.
 
-    The table is linear between knots that a float's bits name, and reaches from where all
-    kernels are one to where all are zero: its cost does not depend on their number.
+    It is linear between knots, which are the floats whose last bits are zero: the first bits
+    of a square are its place in the table. So its cost does not depend on the kernels.
     """
-    low = math.floor(math.log2(min(bandwidths))) - 21
-    high = math.ceil(math.log2(max(bandwidths))) + 8
-    k = np.arange((high - low) * KNOTS + 1)
-    squares = 2.0 ** (low + k // KNOTS) * (1 + k % KNOTS / KNOTS)
+    shift = 23 - BITS
+    bits = np.arange((0x7F800000 >> shift) + 1, dtype=np.int32) << shift
+    squares = bits.view(np.float32).astype(np.float64)
     knots = np.exp(-squares[:, None] / (2 * np.array(bandwidths))).sum(axis=1)
     # Value and slope as one complex number: one look-up gets both.
-    table = jnp.asarray(knots[:-1] + 1j * np.diff(knots), jnp.complex64)
-    first = np.float32(2.0**low)
-    last = np.nextafter(np.float32(2.0**high), first)
-    shift = 23 - (KNOTS - 1).bit_length()
+    table = jnp.asarray(knots + 1j * np.diff(knots, append=0.0), jnp.complex64)
 
     def kernel(squares: Float[Array, "n m"]) -> Float[Array, "n m"]:
-        inside = jnp.clip(squares.astype(jnp.float32), first, last)
-        bits = jax.lax.bitcast_convert_type(inside, jnp.int32)
-        index = (bits >> shift) - (int(first.view(np.int32)) >> shift)
+        bits = jax.lax.bitcast_convert_type(squares.astype(jnp.float32), jnp.int32)
+        found = table.at[bits >> shift].get(mode="promise_in_bounds")
         within = (bits & ((1 << shift) - 1)).astype(jnp.float32) * np.float32(2.0**-shift)
-        found = table.at[index].get(mode="promise_in_bounds")
         return found.real + within * found.imag
 
     return kernel
@@ -131,13 +125,13 @@ def _mmd(a, b, bandwidths: tuple[float, ...]):
         return total / len(x) ** 2
 
     def one(pair):
-        # What is not a number has no place in the table.
-        x, y = (jnp.where(jnp.isfinite(part), part, 0.0) for part in pair)
-        value = among(x) + among(y) - 2 * jnp.mean(kernel(_squares(x, y)))
-        finite = jnp.all(jnp.isfinite(pair[0])) & jnp.all(jnp.isfinite(pair[1]))
-        return jnp.where(finite, value, jnp.nan)
+        x, y = pair
+        return among(x) + among(y) - 2 * jnp.mean(kernel(_squares(x, y)))
 
-    return jax.lax.map(one, (a, b))
+    # What is not a number has no place in the table.
+    finite = jnp.isfinite(a).all(axis=(1, 2)) & jnp.isfinite(b).all(axis=(1, 2))
+    pairs = [jnp.where(finite[:, None, None], part, 0.0) for part in (a, b)]
+    return jnp.where(finite, jax.lax.map(one, pairs), jnp.nan)
 
 
 def mmd_unbiased(
