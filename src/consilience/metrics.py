@@ -217,8 +217,8 @@ def moment_errors(
     """How far the means are off in reference standard deviations, and the ratio of those less 1.
 
     >>> a = jax.random.normal(jax.random.key(0), (1000, 2))
-    >>> [round(float(part[0]), 3) for part in moment_errors(2 * (a - a.mean(0)), a - a.mean(0))]
-    [0.0, 1.0]
+    >>> [round(float(part[0]), 3) for part in moment_errors(2 * a - a.mean(0) + a.std(0), a)]
+    [1.0, 1.0]
     """
     sd = jnp.std(reference, axis=-2)
     shift = jnp.mean(draws, axis=-2) - jnp.mean(reference, axis=-2)
