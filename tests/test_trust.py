@@ -32,7 +32,7 @@ def exact(model, sims):
 
 
 @pytest.fixture(scope="module")
-def tests(model):
+def held_out(model):
     return cs.simulate(model, 40, key=jax.random.key(1))
 
 
@@ -40,8 +40,8 @@ def verdicts(fit, x, **options) -> np.ndarray:
     return fit.check(x, key=KEY, **options).verdict
 
 
-def test_an_exact_posterior_is_used_as_it_is(exact, tests, sims):
-    found = exact.check(tests.x, key=KEY, simulations=sims)
+def test_an_exact_posterior_is_used_as_it_is(exact, held_out, sims):
+    found = exact.check(held_out.x, key=KEY, simulations=sims)
     assert np.mean(found.verdict == AS_IS) >= 0.95
     assert float(found.table["spread"].max()) < 1e-3
     assert np.all(found.table["ess"] > 999)
@@ -52,65 +52,67 @@ def test_an_exact_posterior_is_used_as_it_is(exact, tests, sims):
 @pytest.mark.parametrize(
     "change", [{"widen": 0.7}, {"widen": 1.3}, {"shift": 0.5 * exact_sd()}], ids=str
 )
-def test_a_wrong_posterior_is_caught(model, sims, tests, change):
-    found = verdicts(gaussian_fit(model, sims, **change), tests.x, simulations=sims, predictive=0)
+def test_a_wrong_posterior_is_caught(model, sims, held_out, change):
+    found = verdicts(
+        gaussian_fit(model, sims, **change), held_out.x, simulations=sims, predictive=0
+    )
     assert np.all(found != AS_IS)
     assert np.mean(found == CORRECTED) >= 0.5
 
 
-def test_a_hopeless_posterior_wants_mcmc(model, sims, tests):
+def test_a_hopeless_posterior_wants_mcmc(model, sims, held_out):
     fit = gaussian_fit(model, sims, shift=8 * exact_sd())
-    found = fit.check(tests.x[0], key=KEY, simulations=sims, predictive=0)
+    found = fit.check(held_out.x[0], key=KEY, simulations=sims, predictive=0)
     assert found.verdict == MCMC
     assert "importance weights fail" in found.table["reason"].item()
 
 
-def test_observations_from_far_away_are_unlike_the_simulations(exact, sims, tests):
-    found = exact.check(tests.x + 8.0, key=KEY, simulations=sims, predictive=0)
+def test_observations_from_far_away_are_unlike_the_simulations(exact, sims, held_out):
+    found = exact.check(held_out.x + 8.0, key=KEY, simulations=sims, predictive=0)
     assert np.all(found.table["typical"] < 0.01)
     # The posterior is exact there too, and the identity knows.
     assert np.all(found.verdict == CORRECTED)
     assert "unlike the simulations" in found.table["reason"].values[0]
 
 
-def test_noise_that_the_model_does_not_have_is_seen_in_its_predictions(exact, sims, tests):
+def test_noise_that_the_model_does_not_have_is_seen_in_its_predictions(exact, sims, held_out):
     rng = np.random.default_rng(0)
-    loud = tests.x + 3.0 * rng.normal(size=tests.x.shape).astype(np.float32)
+    loud = held_out.x + 3.0 * rng.normal(size=held_out.x.shape).astype(np.float32)
     found = exact.check(loud, key=KEY, simulations=sims)
     assert np.mean(found.verdict == MODEL) >= 0.9
     named = " ".join(found.table["statistic"].values)
     assert "standard deviation of data[0]" in named or "maximum of data" in named
 
 
-def test_one_observation_gives_one_verdict_a_reason_and_a_figure(exact, sims, tests):
-    found = exact.check(tests.x[0], key=KEY, simulations=sims, predictive=100)
+def test_one_observation_gives_one_verdict_a_reason_and_a_figure(exact, sims, held_out):
+    found = exact.check(held_out.x[0], key=KEY, simulations=sims, predictive=100)
     assert found.verdict == AS_IS
     text = repr(found)
     for part in ("Check: use as is", "typical of the simulations", "Pareto k", "predictions: p ="):
         assert part in text
     assert found.predictions.shape == (100, ROWS, DIM)
     assert len(np.ravel(found.plot())) >= 1
-    draws = exact.sample(tests.x[0], 50, key=KEY)
+    draws = exact.sample(held_out.x[0], 50, key=KEY)
     tree = cs.to_arviz(draws, observed=found.x, predictions=found.predictions)
     assert tree["posterior_predictive"]["x"].sizes["draw"] == 100
-    np.testing.assert_array_equal(tree["observed_data"]["x"].values, tests.x[0])
-    many = exact.check(tests.x[:3], key=KEY, simulations=sims, predictive=0)
+    np.testing.assert_array_equal(tree["observed_data"]["x"].values, held_out.x[0])
+    many = exact.check(held_out.x[:3], key=KEY, simulations=sims, predictive=0)
     assert "3 observations" in repr(many)
     with pytest.raises(ValueError, match="check one observation"):
         many.plot()
 
 
-def test_predictions_are_those_of_the_posterior(exact, sims, tests):
+def test_predictions_are_those_of_the_posterior(exact, sims, held_out):
     """Rows given x are N(mean, 1 + 1 / 11)."""
-    found = exact.check(tests.x[0], key=KEY, simulations=sims, predictive=2000)
+    found = exact.check(held_out.x[0], key=KEY, simulations=sims, predictive=2000)
     rows = found.predictions.reshape(-1, DIM)
-    np.testing.assert_allclose(rows.mean(axis=0), exact_mean(tests.x[0]), atol=0.05)
+    np.testing.assert_allclose(rows.mean(axis=0), exact_mean(held_out.x[0]), atol=0.05)
     np.testing.assert_allclose(rows.var(axis=0), 1 + 1 / (ROWS + 1), rtol=0.05)
 
 
-def test_statistics_of_the_user_are_asked(exact, sims, tests):
+def test_statistics_of_the_user_are_asked(exact, sims, held_out):
     """Row 0 is far off, which no statistic but the one of row 0 was told of."""
-    x = tests.x[0].copy()
+    x = held_out.x[0].copy()
     found = exact.check(
         x, key=KEY, simulations=sims, statistics={"order": lambda x: x[0, 0] - x[-1, 0]}
     )
@@ -123,18 +125,18 @@ def test_statistics_of_the_user_are_asked(exact, sims, tests):
     assert found.table["predictive"].item() < 0.01
 
 
-def test_without_a_likelihood_the_observation_itself_is_judged(sims, tests):
+def test_without_a_likelihood_the_observation_itself_is_judged(sims, held_out):
     model = cs.Model(
         dist.Normal(0.0, 1.0).expand([DIM]).to_event(1),
         lambda key, theta: theta + jax.random.normal(key, (ROWS, DIM)),
         data=cs.Set(),
     )
     fit = gaussian_fit(model, sims)
-    near = fit.check(tests.x[0], key=KEY, simulations=sims)
+    near = fit.check(held_out.x[0], key=KEY, simulations=sims)
     assert near.verdict == AS_IS
     assert "no likelihood" in near.table["reason"].item()
     assert np.isnan(near.table["pareto_k"].item())
-    far = fit.check(tests.x[0] + 8.0, key=KEY, simulations=sims)
+    far = fit.check(held_out.x[0] + 8.0, key=KEY, simulations=sims)
     assert far.verdict == MCMC
 
 
@@ -155,6 +157,6 @@ def test_every_kind_of_data_can_be_checked(kind, shape):
     assert np.all(found.table["predictive"] > 0)
 
 
-def test_too_few_simulations_are_refused(exact, sims, tests):
+def test_too_few_simulations_are_refused(exact, sims, held_out):
     with pytest.raises(ValueError, match=r"200 held-out simulations or more .* got 50"):
-        exact.check(tests.x, key=KEY, simulations=sims[:50])
+        exact.check(held_out.x, key=KEY, simulations=sims[:50])

@@ -55,7 +55,7 @@ class Ramp:
         _check_order(self)
 
     def __call__(self, progress: Scalar) -> Scalar:
-        return self.before + (self.after - self.before) * _way(progress, self.start, self.stop)
+        return _along(self, _way(self, progress))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +75,19 @@ class Smooth:
         _check_order(self)
 
     def __call__(self, progress: Scalar) -> Scalar:
-        way = 0.5 * (1 - jnp.cos(jnp.pi * _way(progress, self.start, self.stop)))
-        return self.before + (self.after - self.before) * way
+        return _along(self, 0.5 * (1 - jnp.cos(jnp.pi * _way(self, progress))))
 
 
-def _way(progress: Scalar, start: float, stop: float) -> Scalar:
-    return jnp.clip((progress - start) / (stop - start), 0.0, 1.0)
+def _way(schedule: Ramp | Smooth, progress: Scalar) -> Scalar:
+    """How far training has come from `start` to `stop`, from 0 to 1."""
+    return jnp.clip((progress - schedule.start) / (schedule.stop - schedule.start), 0.0, 1.0)
 
 
-def _check_order(schedule):
+def _along(schedule: Ramp | Smooth, way: Scalar) -> Scalar:
+    return schedule.before + (schedule.after - schedule.before) * way
+
+
+def _check_order(schedule: Ramp | Smooth):
     if not schedule.start < schedule.stop:
         raise ValueError(
             f"{type(schedule).__name__} needs start < stop, got "
