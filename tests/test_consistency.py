@@ -11,7 +11,7 @@ from scipy import stats
 import consilience as cs
 from consilience.approximators import Likelihood, Posterior
 from consilience.augmentation import Spread
-from consilience.consistency import Spot, consistency, propose
+from consilience.consistency import Spots, consistency, know, propose
 from consilience.criteria import CENTRE_STEPS
 from consilience.data import data_space
 from consilience.defaults import default_plan
@@ -46,7 +46,7 @@ def rough(model, sims):
 def spot(sims, rough):
     """One dataset and its training theta."""
     u, _ = rough.posterior.parameters.to_vector({"theta": sims.theta["theta"][0]})
-    return Spot(jnp.asarray(sims.x[0]), u, None)
+    return Spots(jnp.asarray(sims.x[:1]), u[None], None)
 
 
 @eqx.filter_jit
@@ -56,8 +56,8 @@ def loss_and_gradient(settings, posterior, joint, prior, spot, key, multipliers=
     def loss(networks):
         summary, flow, learned = networks
         own = Posterior(summary, flow, posterior.parameters, posterior.data)
-        value, usable, valid = consistency(
-            settings, own, rebuild(joint, learned), prior, spot, key, multipliers
+        (value,), (usable,), (valid,) = consistency(
+            settings, own, rebuild(joint, learned), prior, spot, know(own, spot), key, multipliers
         )
         return value, (usable, valid)
 
@@ -85,8 +85,10 @@ def default_loss(rough, model, spot):
 @pytest.fixture(scope="module")
 def all_u(rough, model, spot):
     """The five values of theta of `default_loss`, as free vectors."""
-    drawn = eqx.filter_jit(propose)(DEFAULT, rough.posterior, model.prior, spot, KEY)
-    return np.concatenate([spot.u[None], drawn])
+    drawn, _ = eqx.filter_jit(propose)(
+        DEFAULT, rough.posterior, rough.posterior.contexts(spot.x), model.prior, KEY, beside=True
+    )
+    return np.concatenate([spot.u, drawn[0]])
 
 
 def huber_centre(values: np.ndarray, bound: float) -> float:
@@ -98,13 +100,13 @@ def huber_centre(values: np.ndarray, bound: float) -> float:
 
 def test_value_and_gradient_agree_with_a_slow_plain_reference(rough, spot, default_loss, all_u):
     """One theta at a time: prior and likelihood by SciPy, the rest in double precision."""
-    posterior, x, bound = rough.posterior, np.asarray(spot.x, float), cs.Bounded().bound
+    posterior, x, bound = rough.posterior, np.asarray(spot.x[0], float), cs.Bounded().bound
 
     @eqx.filter_jit
     def log_q_and_gradient(networks, theta):
         def log_q(networks):
             own = Posterior(*networks, posterior.parameters, posterior.data)
-            return own.log_prob(theta, spot.x)
+            return own.log_prob(theta, spot.x[0])
 
         return eqx.filter_value_and_grad(log_q)(networks)
 
@@ -137,7 +139,7 @@ def test_value_and_gradient_agree_with_a_slow_plain_reference(rough, spot, defau
 
 
 def test_no_gradient_flows_through_the_proposal(rough, model, spot, default_loss, all_u):
-    fixed = spot._replace(draws=jnp.asarray(all_u[1:]))
+    fixed = spot._replace(draws=jnp.asarray(all_u[1:])[None])
     (loss, _), gradient = loss_and_gradient(
         DEFAULT, rough.posterior, rough.joint, model.prior, fixed, KEY
     )
@@ -148,14 +150,15 @@ def test_no_gradient_flows_through_the_proposal(rough, model, spot, default_loss
 
 
 def test_the_training_theta_is_one_of_the_k(rough, model, spot, default_loss):
-    def count(spot):
-        shape = jax.eval_shape(
-            lambda s: propose(DEFAULT, rough.posterior, model.prior, s, KEY), spot
-        )
-        return shape.shape
+    def count(beside):
+        contexts = rough.posterior.contexts(spot.x)
+        return jax.eval_shape(
+            lambda c: propose(DEFAULT, rough.posterior, c, model.prior, KEY, beside=beside)[0],
+            contexts,
+        ).shape
 
-    assert count(spot) == (4, DIM)
-    assert count(spot._replace(u=None)) == (5, DIM)
+    assert count(True) == (1, 4, DIM)
+    assert count(False) == (1, 5, DIM)
     far = spot._replace(u=spot.u + 50.0)
     (moved, _), _ = loss_and_gradient(DEFAULT, rough.posterior, rough.joint, model.prior, far, KEY)
     (loss, _), _ = default_loss
@@ -221,7 +224,7 @@ def at_the_edge(model, sims):
 
 def ask_at(theta, posterior, joint, x):
     draws = jax.vmap(lambda t: posterior.parameters.to_vector({"theta": t})[0])(theta)
-    spot = Spot(x, None, draws)
+    spot = Spots(x[None], None, draws[None])
     return loss_and_gradient(DEFAULT, posterior, joint, joint.prior, spot, KEY)
 
 
@@ -463,7 +466,7 @@ def test_datasets_far_from_consistent_count_less_and_their_labels_more(rough, si
     u = to_examples(posterior.parameters, sims[:n]).u
     draws = u[:, None] + jnp.linspace(-0.3, 0.3, 4)[:, None] * jnp.arange(1, n + 1)[:, None, None]
     runs = Example(u, jnp.asarray(sims.x[:n]))
-    every = Batch(runs, Spot(runs.x, u, draws), None)
+    every = Batch(runs, Spots(runs.x, u, draws), None)
 
     def terms(limit, batch):
         settings = cs.SelfConsistency(

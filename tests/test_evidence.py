@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.consistency import Spot, consistency, propose
+from consilience.consistency import Spots, consistency, know, propose
 from consilience.evidence import Terms, estimate_all, resample
 from tests.conftest import TINY, conjugate_model
 from tests.gaussian import (
@@ -71,19 +71,18 @@ BY_CRITERION = tuple(
 @eqx.filter_jit
 def losses(posterior, joint, prior, x, key):
     """Self-consistency losses by dataset and proposal, for each criterion and K."""
-    keys = jax.random.split(key, len(x))
+    contexts = posterior.contexts(x)
 
     def draw(settings):
-        spot = lambda x: Spot(x, None, None)  # noqa: E731
-        return jax.vmap(lambda x, k: propose(settings, posterior, prior, spot(x), k))(x, keys)
+        return propose(settings, posterior, contexts, prior, key, beside=False)[0]
 
-    def loss(settings, x, u):
-        spot = Spot(x, None, u[: settings.samples])
-        return consistency(settings, posterior, joint, prior, spot, key)[0]
+    def loss(settings, u):
+        spots = Spots(x, None, u[:, : settings.samples])
+        return consistency(settings, posterior, joint, prior, spots, know(posterior, spots), key)[0]
 
-    draws = jnp.stack([draw(settings) for settings in BY_PROPOSAL], axis=1)
-    each = lambda s: jax.vmap(jax.vmap(lambda x, u: loss(s, x, u), (None, 0)))  # noqa: E731
-    return [each(settings)(x, draws) for settings in BY_CRITERION]
+    draws = jnp.stack([draw(settings) for settings in BY_PROPOSAL])
+    each = lambda s: jax.vmap(lambda u: loss(s, u), out_axes=1)  # noqa: E731
+    return [each(settings)(draws) for settings in BY_CRITERION]
 
 
 def test_the_loss_of_the_exact_posterior_is_zero_and_of_a_wrong_one_is_not(exact, wrong, held):
@@ -128,10 +127,11 @@ def test_self_consistency_alone_turns_a_wrong_posterior_into_the_exact_one(model
 
     def loss(params, key):
         posterior = eqx.tree_at(frame, fit.posterior, params)
-        each = lambda x, k: consistency(  # noqa: E731
-            settings, posterior, joint, model.prior, Spot(x, None, None), k
-        )[0]
-        return jnp.mean(jax.vmap(each)(x, jax.random.split(key, len(x))))
+        spots = Spots(x, None, None)
+        known = know(posterior, spots)
+        return jnp.mean(
+            consistency(settings, posterior, joint, model.prior, spots, known, key).loss
+        )
 
     @jax.jit
     def train(params, key):

@@ -1,19 +1,23 @@
 r"""The learned densities: posterior $q(\theta \mid x)$, likelihood $q(x \mid \theta)$, prior.
 
 Each is a network with the spaces it works in. Methods take and return one example in the
-user's own parameters and data, Jacobians included; those with `_standard` in their name work
-on the standardised vectors that training uses.
+user's own parameters and data, Jacobians included; `log_probs` takes several datasets at
+once, and several sets of parameters for each, and is the fast way. Functions with `_standard`
+in their name work on the standardised vectors that training uses.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from consilience.data import DataSpace, Layout
 from consilience.flows import Context, Flow
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar, SummaryNetwork, Theta
+
+Each = Float[Array, "n k"]
+"""Numbers for `n` datasets and `k` sets of parameters for each."""
 
 
 class Networks(eqx.Module):
@@ -43,21 +47,23 @@ class Posterior(eqx.Module):
         """What the flow needs of one dataset, shared by all parameters evaluated on it."""
         return self.flow.prepare(self.summary(self.data.standardise(x)))
 
+    def contexts(self, x: Data) -> Context:
+        """What the flow needs of several datasets, along a leading axis."""
+        return jax.vmap(self.context)(x)
+
     def log_prob(self, theta: Theta, x: Data) -> Scalar:
         """The log density of one set of parameters given one dataset."""
-        return self.log_prob_in_context(theta, self.context(x))
+        return only(self.log_probs, theta, x)
 
-    def log_prob_in_context(self, theta: Theta, context: Context) -> Scalar:
-        u, log_det = self.parameters.to_vector(theta)
-        inside = self.parameters.contains(theta)
-        return jnp.where(inside, self.flow.log_prob(u, context) + log_det, -jnp.inf)
+    def log_probs(self, theta: Theta, x: Data) -> Each:
+        """The log densities of several sets of parameters given each of several datasets."""
+        u, log_det = twice(self.parameters.to_vector)(theta)
+        inside = twice(self.parameters.contains)(theta)
+        return jnp.where(inside, self.flow.log_prob(u, self.contexts(x)) + log_det, -jnp.inf)
 
     def sample(self, key: PRNGKey, x: Data) -> Theta:
         """One draw given one dataset, inside the prior's support."""
-        return self.sample_in_context(key, self.context(x))
-
-    def sample_in_context(self, key: PRNGKey, context: Context) -> Theta:
-        return self.parameters.from_vector(self.flow.sample(key, context)[0])
+        return self.parameters.from_vector(self.flow.sample(key, self.context(x))[0])
 
 
 class Likelihood(eqx.Module):
@@ -72,11 +78,15 @@ class Likelihood(eqx.Module):
 
         Of counts: the log probability, taken from the density in the middle of their unit.
         """
-        x_standard = self.data.dequantise(self.data.standardise(x), None)
-        u, _ = self.parameters.to_vector(theta)
-        mask = self.data.layout.units(x_standard).mask
-        correction = jnp.sum(jnp.sum(self.data.log_scale(), axis=1) * mask)
-        return likelihood_standard(self.flow, self.data.layout, u, x_standard) - correction
+        return only(self.log_probs, theta, x)
+
+    def log_probs(self, theta: Theta, x: Data) -> Each:
+        """The log densities of several datasets, each given several sets of parameters."""
+        x_standard = jax.vmap(lambda x: self.data.dequantise(self.data.standardise(x), None))(x)
+        u, _ = twice(self.parameters.to_vector)(theta)
+        mask = jax.vmap(lambda x: self.data.layout.units(x).mask)(x_standard)
+        correction = jnp.sum(jnp.sum(self.data.log_scale(), axis=1) * mask, axis=1)
+        return likelihood_standard(self.flow, self.data.layout, u, x_standard) - correction[:, None]
 
     def sample(self, key: PRNGKey, theta: Theta, x: Data | None = None) -> Data:
         """One dataset given one set of parameters.
@@ -93,29 +103,43 @@ class Likelihood(eqx.Module):
         blank = {name: jnp.zeros(shape) for name, shape in layout.shapes.items()}
         units = layout.units(self.data.standardise(layout.unnamed({**blank, **known})))
         u, _ = self.parameters.to_vector(theta)
-        contexts = _contexts(self.flow, u, units.side)
-        keys = jax.random.split(key, units.values.shape[0])
-        values = jax.vmap(lambda k, c: self.flow.sample(k, c)[0])(keys, contexts)
+        values, _ = self.flow.sample(key, jax.vmap(_prepare(self.flow, u))(units.side))
         return self.data.from_units(values, {name: known[name] for name in layout.aside})
 
 
 def likelihood_standard(
-    flow: Flow, layout: Layout, u: Flat, x: dict[str, Array], key: PRNGKey | None = None
-) -> Scalar:
-    """The log density of standardised data given a standardised parameter vector."""
-    units = layout.units(x)
-    keys = None if key is None else jax.random.split(key, units.values.shape[0])
-    if units.side.shape[1]:
-        contexts, axis = _contexts(flow, u, units.side), 0
+    flow: Flow,
+    layout: Layout,
+    u: Float[Array, "n k d"],
+    x: dict[str, Array],
+    key: PRNGKey | None = None,
+) -> Each:
+    """The log densities of standardised data given standardised parameter vectors."""
+    units = jax.vmap(layout.units)(x)
+    shape = (*u.shape[:2], *units.values.shape[1:])
+    if units.side.shape[2]:
+        prepare = lambda u, side: jax.vmap(_prepare(flow, u))(side)  # noqa: E731
+        contexts = jax.vmap(jax.vmap(prepare, in_axes=(0, None)))(u, units.side)
     else:
         # Rows without side information share the part that sees only theta.
-        contexts, axis = flow.prepare(u), None
-    each = jax.vmap(flow.log_prob, in_axes=(0, axis, None if keys is None else 0))
-    return jnp.sum(jnp.where(units.mask > 0, each(units.values, contexts, keys), 0.0))
+        contexts = twice(flow.prepare)(u)
+    values = flow.log_prob(jnp.broadcast_to(units.values[:, None], shape), contexts, key)
+    return jnp.sum(jnp.where(units.mask[:, None] > 0, values, 0.0), axis=2)
 
 
-def _contexts(flow: Flow, u: Flat, side: Array) -> Context:
-    return jax.vmap(lambda row: flow.prepare(jnp.concatenate([u, row])))(side)
+def _prepare(flow: Flow, u: Flat):
+    return lambda side: flow.prepare(jnp.concatenate([u, side]))
+
+
+def twice(function):
+    """Over datasets, and over several sets of parameters for each."""
+    return jax.vmap(jax.vmap(function))
+
+
+def only(function, theta: Theta, x: Data) -> Scalar:
+    """A function of several sets of parameters and datasets, for one of each."""
+    theta = jax.tree.map(lambda a: jnp.asarray(a)[None, None], theta)
+    return function(theta, jax.tree.map(lambda a: jnp.asarray(a)[None], x))[0, 0]
 
 
 class LearnedPrior(eqx.Module):
@@ -124,10 +148,10 @@ class LearnedPrior(eqx.Module):
     flow: Flow
     parameters: ParameterSpace
 
-    def log_prob(self, theta: Theta) -> Scalar:
-        u, log_det = self.parameters.to_vector(theta)
+    def log_probs(self, theta: Theta) -> Each:
+        u, log_det = twice(self.parameters.to_vector)(theta)
         log_prob = self.flow.log_prob(u, self.flow.prepare(jnp.zeros(0))) + log_det
-        return jnp.where(self.parameters.contains(theta), log_prob, -jnp.inf)
+        return jnp.where(twice(self.parameters.contains)(theta), log_prob, -jnp.inf)
 
     def sample(self, key: PRNGKey) -> Theta:
         return self.parameters.from_vector(

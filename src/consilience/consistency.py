@@ -1,7 +1,7 @@
 """The self-consistency loss: the spread of the identity over K values of theta.
 
 Schmitt et al. 2024 (arXiv:2310.04395), equation 9 and algorithm 1. `SelfConsistency` is what
-a user chooses; `consistency` is the loss of one dataset.
+a user chooses; `consistency` gives the losses of several datasets.
 """
 
 import dataclasses
@@ -14,11 +14,12 @@ from jaxtyping import Array, Bool, Float
 from consilience.approximators import Posterior
 from consilience.augmentation import Augmentation, Bootstrap
 from consilience.criteria import Bounded, Criterion, RelativeConstraint
-from consilience.evidence import Joint, terms_at
+from consilience.evidence import Joint, Terms, terms_at
+from consilience.flows import Context
 from consilience.priors import Prior
-from consilience.proposals import CurrentPosterior, Proposal
+from consilience.proposals import CurrentPosterior, Proposal, Proposed
 from consilience.schedules import Schedule, Step, check_weight
-from consilience.types import Data, Flat, PRNGKey, Scalar
+from consilience.types import Data, Flat, PRNGKey
 
 FLOOR = 10.0
 """How far below the least likely possible theta an impossible one counts, in nats."""
@@ -84,22 +85,52 @@ class SelfConsistency:
         return self.samples - 1 if isinstance(self.criterion, RelativeConstraint) else 0
 
 
-class Spot(NamedTuple):
-    """A dataset to ask at, its training theta if it has one, and draws made beforehand."""
+class Spots(NamedTuple):
+    """Datasets to ask at, their training theta if they have one, and draws made beforehand."""
 
     x: Data
-    u: Flat | None
-    draws: Float[Array, "k d"] | None
+    u: Float[Array, "n d"] | None
+    draws: Float[Array, "n k d"] | None
+
+
+class Known(NamedTuple):
+    """What the posterior has said of the datasets already, each to be differentiated.
+
+    `contexts`: what its flow needs of them; `own`: the log density of their training theta.
+    """
+
+    contexts: Context
+    own: Float[Array, " n"] | None
+
+
+def know(posterior: Posterior, spots: Spots) -> Known:
+    """What the posterior says of the datasets."""
+    contexts = posterior.contexts(spots.x)
+    own = None if spots.u is None else posterior.flow.log_prob(spots.u, contexts)
+    return Known(contexts, own)
 
 
 def propose(
-    settings: SelfConsistency, posterior: Posterior, prior: Prior, spot: Spot, key: PRNGKey
-) -> Float[Array, "k d"]:
-    """New theta for a dataset: K, or K - 1 beside its training theta."""
-    n = settings.samples - (spot.u is not None)
-    frozen = jax.lax.stop_gradient(posterior)
-    u = settings.proposal(key, n, frozen, frozen.context(spot.x), prior)
-    return jax.lax.stop_gradient(u)
+    settings: SelfConsistency,
+    posterior: Posterior,
+    contexts: Context,
+    prior: Prior,
+    key: PRNGKey,
+    *,
+    beside: bool,
+) -> Proposed:
+    """New theta for each dataset: K, or K - 1 `beside` its training theta."""
+    n = settings.samples - beside
+    u, log_q = settings.proposal(key, n, posterior, contexts, prior)
+    return jax.lax.stop_gradient(u), log_q
+
+
+class Losses(NamedTuple):
+    """The loss of each dataset, whether it counts, and whether its likelihood is valid."""
+
+    loss: Float[Array, " n"]
+    usable: Bool[Array, " n"]
+    valid: Bool[Array, " n"]
 
 
 def consistency(
@@ -107,23 +138,31 @@ def consistency(
     posterior: Posterior,
     joint: Joint,
     prior: Prior,
-    spot: Spot,
+    spots: Spots,
+    known: Known,
     key: PRNGKey,
     multipliers: Flat | None = None,
-) -> tuple[Scalar, Bool[Array, ""], Bool[Array, ""]]:
-    """The loss of one dataset, whether it counts, and whether its likelihood is valid.
+) -> Losses:
+    """The losses of several datasets.
 
     Where the model holds a theta impossible, it counts as `FLOOR` nats below the least likely
     possible one: enough to drive the posterior away, too little to drown the rest.
     """
-    u = spot.draws
-    if u is None:
-        u = propose(settings, posterior, prior, spot, key)
-    if spot.u is not None:
-        u = jnp.concatenate([spot.u[None], u])
+    if spots.draws is None:
+        beside = spots.u is not None
+        u, log_q = propose(settings, posterior, known.contexts, prior, key, beside=beside)
+    else:
+        u, log_q = spots.draws, posterior.flow.log_prob(spots.draws, known.contexts)
+    if spots.u is not None and known.own is not None:
+        u = jnp.concatenate([spots.u[:, None], u], axis=1)
+        log_q = jnp.concatenate([known.own[:, None], log_q], axis=1)
     if settings.gradient == "posterior":
         joint = jax.lax.stop_gradient(joint)
-    terms = terms_at(joint, posterior, u, spot.x, posterior.context(spot.x))
+    terms = terms_at(joint, posterior, u, log_q, spots.x)
+    return jax.vmap(lambda terms: _loss(settings, terms, multipliers))(terms)
+
+
+def _loss(settings: SelfConsistency, terms: Terms, multipliers: Flat | None) -> Losses:
     possible = terms.log_joint != -jnp.inf
     lowest = jnp.min(jnp.where(possible, jax.lax.stop_gradient(terms.log_joint), jnp.inf))
     values = terms._replace(
@@ -133,4 +172,4 @@ def consistency(
     usable = jnp.all(jnp.isfinite(values))
     loss = settings.criterion(jnp.where(usable, values, 0.0), multipliers)
     valid = jnp.all(terms.log_joint < jnp.inf)
-    return jnp.where(usable, loss, 0.0), usable, valid
+    return Losses(jnp.where(usable, loss, 0.0), usable, valid)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from consilience.approximators import LearnedPrior, Likelihood, Posterior
-from consilience.flows import Context
+from consilience.approximators import Each, LearnedPrior, Likelihood, Posterior, only, twice
+from consilience.compiling import compiled
 from consilience.model import Model
 from consilience.priors import Prior
 from consilience.types import Data, Scalar, Theta
@@ -27,12 +27,18 @@ class Joint(eqx.Module):
     prior: Prior | LearnedPrior
     likelihood: Model | Likelihood
 
+    def log_probs(self, theta: Theta, x: Data) -> Each:
+        """At several sets of parameters for each of several datasets."""
+        prior, likelihood = self.prior, self.likelihood
+        log_prior = twice(prior.log_prob) if isinstance(prior, Prior) else prior.log_probs
+        if isinstance(likelihood, Likelihood):
+            return log_prior(theta) + likelihood.log_probs(theta, x)
+        each = jax.vmap(likelihood.log_likelihood, in_axes=(0, None))
+        return log_prior(theta) + jax.vmap(each)(theta, x)
+
     def log_prob(self, theta: Theta, x: Data) -> Scalar:
-        if isinstance(self.likelihood, Model):
-            log_likelihood = self.likelihood.log_likelihood(theta, x)
-        else:
-            log_likelihood = self.likelihood.log_prob(theta, x)
-        return self.prior.log_prob(theta) + log_likelihood
+        """At one set of parameters and one dataset."""
+        return only(self.log_probs, theta, x)
 
 
 def make_joint(
@@ -63,25 +69,26 @@ def make_joint(
 
 
 class Terms(NamedTuple):
-    """Both sides of Bayes' theorem at several theta, for one dataset."""
+    """Both sides of Bayes' theorem at several theta, for one dataset or for each of several."""
 
-    log_joint: Float[Array, " k"]
-    log_posterior: Float[Array, " k"]
+    log_joint: Float[Array, "*n k"]
+    log_posterior: Float[Array, "*n k"]
 
     @property
-    def log_evidence(self) -> Float[Array, " k"]:
+    def log_evidence(self) -> Float[Array, "*n k"]:
         """The identity: equal numbers, if all factors are right."""
         return self.log_joint - self.log_posterior
 
 
 def terms_at(
-    joint: Joint, posterior: Posterior, u: Float[Array, "k d"], x: Data, context: Context
+    joint: Joint, posterior: Posterior, u: Float[Array, "n k d"], log_q: Each, x: Data
 ) -> Terms:
-    """The terms of the identity at several theta, given as free vectors, for one dataset."""
-    theta, log_det = jax.vmap(posterior.parameters.from_vector_with_log_det)(u)
-    log_joint = jax.vmap(joint.log_prob, in_axes=(0, None))(theta, x)
-    log_posterior = jax.vmap(lambda v: posterior.flow.log_prob(v, context))(u) + log_det
-    return Terms(log_joint, log_posterior)
+    """The terms of the identity at several theta for each of several datasets.
+
+    Theta are free vectors, and `log_q` their density, of which the flow knows already.
+    """
+    theta, log_det = twice(posterior.parameters.from_vector_with_log_det)(u)
+    return Terms(joint.log_probs(theta, x), log_q + log_det)
 
 
 class Estimate(NamedTuple):
@@ -195,7 +202,7 @@ def importance_weights(terms: Terms) -> Weights:
 ESTIMATORS = ("mean", "importance", "bridge")
 
 
-@eqx.filter_jit
+@compiled
 def estimate_all(terms: Terms):
     """Every estimate, the spread and the weights, for datasets along a leading axis."""
 
@@ -211,7 +218,7 @@ def estimate_all(terms: Terms):
     return jax.vmap(one)(terms)
 
 
-@eqx.filter_jit
+@compiled
 def weigh_all(terms: Terms):
     """The weights alone, for datasets along a leading axis."""
     return jax.vmap(importance_weights)(terms)

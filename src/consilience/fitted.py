@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import xarray as xr
 
-from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
+from consilience.compiling import compiled
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
-from consilience.flows import Coupling
+from consilience.flows import Coupling, base_sample
 from consilience.host import OnHost, failures_as_raised
 from consilience.model import Model
 from consilience.networks import generator
@@ -301,23 +302,20 @@ def _in_blocks(m: int, n: int, block):
     return result
 
 
-@eqx.filter_jit
+@compiled
 def _draw(posterior: Posterior, joint: Joint | None, key: PRNGKey, x: Any, numbers, start, n: int):
-    def each(x, number):
-        context = posterior.context(x)
+    flow, space = posterior.flow, posterior.parameters
+
+    def base(number):
+        # A dataset's draws do not depend on what else is asked for.
         key_here = jax.random.fold_in(jax.random.fold_in(key, number), start)
-        draw = lambda k: posterior.flow.sample(k, context)[0]  # noqa: E731
-        u = jax.vmap(draw)(jax.random.split(key_here, n))
-        theta = jax.vmap(posterior.parameters.from_vector)(u)
-        return theta, None if joint is None else terms_at(joint, posterior, u, x, context)
+        return base_sample(key_here, (n, flow.dim), flow.spec.df)
 
-    return jax.vmap(each)(x, numbers)
+    u, log_q = flow.draw(jax.vmap(base)(numbers), posterior.contexts(x))
+    theta = twice(space.from_vector)(u)
+    return theta, None if joint is None else terms_at(joint, posterior, u, log_q, x)
 
 
-@eqx.filter_jit
+@compiled
 def _log_prob(posterior: Posterior, theta: Theta, x: Any):
-    def each(theta, x):
-        context = posterior.context(x)
-        return jax.vmap(lambda t: posterior.log_prob_in_context(t, context))(theta)
-
-    return jax.vmap(each)(theta, x)
+    return posterior.log_probs(theta, x)

@@ -17,7 +17,6 @@ that it builds.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -26,12 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from consilience.networks import Linear, Mixing, generator
-from consilience.splines import n_raw, spline
+from consilience import splines
+from consilience.networks import Linear, Mixing, activation, generator
+from consilience.steps import Dense, Kind, Weights, replay, run_forward, run_inverse
 from consilience.types import Flat, PRNGKey, Scalar
 
-FAR = 5.0
-"""Conditioners see values up to here, in standard units."""
+Vectors = Float[Array, "*values d"]
+Numbers = Float[Array, "*values"]
+Many = Float[Array, "*d"]
+Raw = Float[Array, "p *d"]
 
 MAX_LOG_SCALE = 7.0
 """The bound on the log scale of a flow's frame: a factor of a thousand either way."""
@@ -46,10 +48,18 @@ class Spline:
 
     @property
     def n_raw(self) -> int:
-        return n_raw(self.bins)
+        return splines.n_raw(self.bins)
 
-    def __call__(self, value: Flat, raw: Float[Array, "p d"], *, inverse: bool):
-        return spline(value, raw, bound=self.bound, inverse=inverse)
+    def __call__(self, value: Many, raw: Raw, *, inverse: bool):
+        return splines.spline(value, raw, bound=self.bound, inverse=inverse)
+
+    def record(self, value: Many, raw: Raw, *, inverse: bool):
+        """The transform, and what `pull` needs of it."""
+        return splines.record(value, raw, bound=self.bound, inverse=inverse)
+
+    def pull(self, saved, grad_value: Many, grad_log_det: Many):
+        """The derivative of the way forward, for the value and the raw numbers."""
+        return splines.pull(saved, grad_value, grad_log_det, bound=self.bound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +72,20 @@ class Affine:
     def n_raw(self) -> int:
         return 2
 
-    def __call__(self, value: Flat, raw: Float[Array, "p d"], *, inverse: bool):
+    def __call__(self, value: Many, raw: Raw, *, inverse: bool):
         shift, log_scale = raw[0], self.limit * jnp.tanh(raw[1] / self.limit)
         if inverse:
             return (value - shift) * jnp.exp(-log_scale), -log_scale
         return value * jnp.exp(log_scale) + shift, log_scale
+
+    def record(self, value: Many, raw: Raw, *, inverse: bool):
+        """The transform, and what `pull` needs of it."""
+        result, log_det = self(value, raw, inverse=inverse)
+        return result, log_det, (result if inverse else value, raw)
+
+    def pull(self, saved, grad_value: Many, grad_log_det: Many):
+        """The derivative of the way forward, for the value and the raw numbers."""
+        return jax.vjp(lambda *at: self(*at, inverse=False), *saved)[1]((grad_value, grad_log_det))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +138,12 @@ class Coupling:
 
 
 class Conditioner(eqx.Module):
-    """The numbers of one half's transform, from the other half and the condition."""
+    """The network of one step: the numbers of one half's transform, from the rest."""
 
     from_condition: Linear
     from_value: Linear
     hidden: tuple[Linear, ...]
     out: Linear
-    activation: Callable = eqx.field(static=True)
-    dropout: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -144,32 +161,6 @@ class Conditioner(eqx.Module):
         self.hidden = tuple(Linear(n, n, rng, spectral=spectral) for _ in range(spec.depth - 1))
         # Small, so that a new flow is close to the identity.
         self.out = Linear(n, spec.transform.n_raw * n_out, rng, scale=0.1)
-        self.activation = getattr(jax.nn, spec.activation)
-        self.dropout = spec.dropout
-
-    def __call__(self, value: Flat, context: Flat, key: PRNGKey | None) -> Flat:
-        # Far values all look alike: growing without bound, they would undo float32's inverse.
-        near = jnp.clip(value, -FAR, FAR)
-        h = self.activation(self.from_value(near) + context)
-        keep = None if key is None or self.dropout == 0 else self._keep(key, h.shape[0])
-        for i, layer in enumerate((*self.hidden, self.out)):
-            h = layer(h if keep is None else h * keep[i])
-            h = h if i == len(self.hidden) else self.activation(h)
-        return h
-
-    def _keep(self, key: PRNGKey, width: int) -> Float[Array, "layers width"]:
-        # Eight bits a unit: four times fewer random numbers than a uniform draw takes.
-        level = max(1, round((1 - self.dropout) * 256))
-        bits = jax.random.bits(key, (len(self.hidden) + 1, width), jnp.uint8)
-        return jnp.where(bits.astype(int) < level, 256 / level, 0.0)
-
-
-class Context(NamedTuple):
-    """What a flow needs of a condition, to be shared by all values under it."""
-
-    shift: Flat
-    log_scale: Flat
-    steps: Float[Array, "steps width"]
 
 
 class Step(eqx.Module):
@@ -178,35 +169,36 @@ class Step(eqx.Module):
     log_scale: Flat
     shift: Flat
     conditioner: Conditioner
-    transform: Spline | Affine = eqx.field(static=True)
 
     def __init__(self, spec: Coupling, rng: np.random.Generator, *, dim: int, condition: int):
         self.log_scale = self.shift = jnp.asarray(np.zeros(dim), float)
         self.conditioner = Conditioner(
             spec, rng, n_in=dim // 2, n_out=dim - dim // 2, condition=condition
         )
-        self.transform = spec.transform
 
-    def forward(self, value: Flat, matrix, context: Flat, key: PRNGKey | None):
-        value = matrix @ (value * jnp.exp(self.log_scale) + self.shift)
-        value, log_det = self._transform(value, context, key, inverse=False)
-        return value, log_det + jnp.sum(self.log_scale)
+    def weights(self, matrix: Float[Array, "d d"]) -> Weights:
+        net = self.conditioner
+        layers = tuple(Dense(layer.matrix(), layer.bias) for layer in (*net.hidden, net.out))
+        return Weights(self.log_scale, self.shift, matrix, net.from_value.matrix(), layers)
 
-    def inverse(self, value: Flat, matrix, context: Flat):
-        value, log_det = self._transform(value, context, None, inverse=True)
-        value = (matrix.T @ value - self.shift) * jnp.exp(-self.log_scale)
-        return value, log_det - jnp.sum(self.log_scale)
+    def context(self, condition: Flat) -> Flat:
+        return self.conditioner.from_condition(condition) + self.conditioner.from_value.bias
 
-    def _transform(self, value: Flat, context: Flat, key, *, inverse: bool):
-        n = value.shape[0] // 2
-        # Raw numbers of one kind lie together: the transform works on whole rows of them.
-        raw = self.conditioner(value[:n], context, key).reshape(self.transform.n_raw, -1)
-        changed, log_det = self.transform(value[n:], raw, inverse=inverse)
-        return jnp.concatenate([value[:n], changed]), jnp.sum(log_det)
+
+class Context(NamedTuple):
+    """What a flow needs of a condition, to be shared by all values under it."""
+
+    shift: Float[Array, "*conditions d"]
+    log_scale: Float[Array, "*conditions d"]
+    steps: Float[Array, "*conditions steps width"]
 
 
 class Flow(eqx.Module):
-    """A conditional density with exact log_prob and exact sampling, for one example.
+    """A conditional density with exact log_prob and exact sampling.
+
+    A context has no leading axis, or those of several conditions; values have the same ones
+    and any more behind them, for several values under each condition. Many values at once
+    are much faster than one at a time under `jax.vmap`, and so are their derivatives.
 
     A layer is two steps, one for each half; the steps of all layers are stacked, and a
     scan runs through them: one of them is compiled, not all.
@@ -230,50 +222,90 @@ class Flow(eqx.Module):
         self.dim = dim
 
     def prepare(self, condition: Flat) -> Context:
-        """What the flow needs of a condition, to be shared by all values under it."""
+        """What the flow needs of one condition, to be shared by all values under it."""
         shift, raw = jnp.split(self.frame(condition), 2)
-        each = lambda step: step.conditioner.from_condition(condition)  # noqa: E731
         log_scale = MAX_LOG_SCALE * jnp.tanh(raw / MAX_LOG_SCALE)
-        return Context(shift, log_scale, eqx.filter_vmap(each)(self.steps))
+        steps = eqx.filter_vmap(lambda step: step.context(condition))(self.steps)
+        return Context(shift, log_scale, steps)
 
-    def log_prob(self, value: Flat, context: Context, key: PRNGKey | None = None) -> Scalar:
-        """The log density of a value; with a key, dropout is on."""
-        z, log_det = self.to_base(value, context, key)
+    def log_prob(
+        self,
+        value: Vectors,
+        context: Context,
+        key: PRNGKey | None = None,
+        dropped: int | None = None,
+    ) -> Numbers:
+        """The log densities of values; with a key, dropout is on, for all or the first so many."""
+        z, log_det = self.to_base(value, context, key, dropped)
         return base_log_prob(z, self.spec.df) + log_det
 
-    def sample(self, key: PRNGKey, context: Context) -> tuple[Flat, Scalar]:
-        """A draw and its log density."""
-        z = base_sample(key, self.dim, self.spec.df)
-        value, log_det = self.from_base(z, context)
-        return value, base_log_prob(z, self.spec.df) - log_det
+    def sample(
+        self, key: PRNGKey, context: Context, shape: tuple[int, ...] = ()
+    ) -> tuple[Vectors, Numbers]:
+        """Draws of this shape under each condition, and their log densities, as `draw`."""
+        shape = (*context.shift.shape[:-1], *shape)
+        return self.draw(base_sample(key, (*shape, self.dim), self.spec.df), context)
 
-    def to_base(self, value: Flat, context: Context, key: PRNGKey | None = None):
-        """The map to the base and its log-determinant."""
-        keys = None if key is None else jax.random.split(key, 2 * self.spec.layers)
-        run = lambda step, v, *rest: step.forward(v, *rest)  # noqa: E731
-        value = (value - context.shift) * jnp.exp(-context.log_scale)
-        value, log_det = self._scan(run, value, context, keys, reverse=False)
-        return value, log_det - jnp.sum(context.log_scale)
+    def draw(self, z: Vectors, context: Context) -> tuple[Vectors, Numbers]:
+        """The values of points in the base, and their log densities.
 
-    def from_base(self, z: Flat, context: Context):
+        To differentiation the values are constants, and the log densities are those at
+        these values.
+        """
+        kind, weights, columns = self._kind, self._weights(), _Columns(context, z)
+        base = columns.spread(z)
+        frozen = jax.lax.stop_gradient((weights, columns.steps, base))
+        framed, log_det, records = run_inverse(kind, *frozen, record=True)
+        value = _out_of_frame(columns.gather(framed), context)
+        value = jax.lax.stop_gradient(value)
+        again = columns.spread(_into_frame(value, context))
+        seen = jax.lax.stop_gradient((base, -log_det))
+        z_again, log_det = replay(kind, weights, columns.steps, again, None, seen, records)
+        z, log_det = columns.gather(z_again), columns.gather(log_det)
+        return value, base_log_prob(z, self.spec.df) + _less_frame(log_det, context)
+
+    def to_base(
+        self,
+        value: Vectors,
+        context: Context,
+        key: PRNGKey | None = None,
+        dropped: int | None = None,
+    ) -> tuple[Vectors, Numbers]:
+        """The map to the base and its log-determinant, with dropout as in `log_prob`."""
+        kind, weights, columns = self._kind, self._weights(), _Columns(context, value)
+        framed = columns.spread(_into_frame(value, context))
+        kept = None
+        if key is not None and self.spec.dropout > 0:
+            n = framed.shape[1]
+            kept = self._kept(key, n if dropped is None else dropped)
+            kept = jnp.pad(kept, [(0, 0)] * 3 + [(0, n - kept.shape[3])], constant_values=1.0)
+        frozen = jax.lax.stop_gradient((weights, columns.steps, framed, kept))
+        *seen, records = run_forward(kind, *frozen)
+        z, log_det = replay(kind, weights, columns.steps, framed, kept, tuple(seen), records)
+        return columns.gather(z), _less_frame(columns.gather(log_det), context)
+
+    def from_base(self, z: Vectors, context: Context) -> tuple[Vectors, Numbers]:
         """The map from the base and its log-determinant."""
-        run = lambda step, v, matrix, part, _: step.inverse(v, matrix, part)  # noqa: E731
-        value, log_det = self._scan(run, z, context, None, reverse=True)
-        value = value * jnp.exp(context.log_scale) + context.shift
-        return value, log_det + jnp.sum(context.log_scale)
+        columns = _Columns(context, z)
+        value, log_det, _ = run_inverse(
+            self._kind, self._weights(), columns.steps, columns.spread(z), record=False
+        )
+        value = _out_of_frame(columns.gather(value), context)
+        return value, -_less_frame(-columns.gather(log_det), context)
 
-    def _scan(self, run, value, context, keys, *, reverse: bool):
-        arrays, static = eqx.partition(self.steps, eqx.is_array)
+    @property
+    def _kind(self) -> Kind:
+        return Kind(self.spec.transform, activation(self.spec.activation))
 
-        def body(carry, part):
-            arrays, *rest = part
-            value, total = carry
-            value, log_det = run(eqx.combine(arrays, static), value, *rest)
-            return (value, total + log_det), None
+    def _weights(self) -> Weights:
+        return eqx.filter_vmap(Step.weights)(self.steps, self.mixing.matrices())
 
-        parts = (arrays, self.mixing.matrices(), context.steps, keys)
-        start = (value, jnp.zeros((), value.dtype))
-        return jax.lax.scan(body, start, parts, reverse=reverse)[0]
+    def _kept(self, key: PRNGKey, n: int) -> Float[Array, "steps layers width n"]:
+        # Eight bits a unit: four times fewer random numbers than a uniform draw takes.
+        level = max(1, round((1 - self.spec.dropout) * 256))
+        shape = (2 * self.spec.layers, self.spec.depth, self.spec.width, n)
+        bits = jax.random.bits(key, shape, jnp.uint8)
+        return jnp.where(bits.astype(int) < level, 256 / level, 0.0)
 
     def penalty(self) -> Scalar:
         """The L2 penalty on the weights."""
@@ -285,18 +317,62 @@ class Flow(eqx.Module):
         return self.spec.l2 * squares
 
 
-def base_log_prob(z: Flat, df: float) -> Scalar:
+class _Columns:
+    """Between arrays with features behind, and the columns that steps work on."""
+
+    def __init__(self, context: Context, value: Vectors):
+        lead = context.shift.shape[:-1]
+        if value.shape[: len(lead)] != lead:
+            raise ValueError(
+                f"Values under conditions of the shape {lead} must begin with these axes, got "
+                f"{value.shape}."
+            )
+        self.lead = value.shape[:-1]
+        self.conditions = math.prod(lead)
+        self.each = math.prod(self.lead[len(lead) :])
+        steps = context.steps.reshape(self.conditions, *context.steps.shape[len(lead) :])
+        # In full for every value: to broadcast inside the steps costs more.
+        self.steps = jnp.tile(jnp.moveaxis(steps, 0, -1), (1, 1, self.each))
+
+    def spread(self, value: Vectors) -> Float[Array, "d n"]:
+        d = value.shape[-1]
+        return value.reshape(self.conditions, self.each, d).transpose(2, 1, 0).reshape(d, -1)
+
+    def gather(self, columns: Float[Array, "*d n"]) -> Array:
+        apart = columns.reshape(*columns.shape[:-1], self.each, self.conditions)
+        return apart.T.reshape(*self.lead, *columns.shape[:-1])
+
+
+def _like(part: Float[Array, "*conditions d"], value: Vectors) -> Array:
+    more = value.ndim - part.ndim
+    return part.reshape(*part.shape[:-1], *(1,) * more, part.shape[-1])
+
+
+def _into_frame(value: Vectors, context: Context) -> Vectors:
+    return (value - _like(context.shift, value)) * jnp.exp(-_like(context.log_scale, value))
+
+
+def _out_of_frame(value: Vectors, context: Context) -> Vectors:
+    return value * jnp.exp(_like(context.log_scale, value)) + _like(context.shift, value)
+
+
+def _less_frame(log_det: Numbers, context: Context) -> Numbers:
+    scale = jnp.sum(context.log_scale, axis=-1)
+    return log_det - scale.reshape(*scale.shape, *(1,) * (log_det.ndim - scale.ndim))
+
+
+def base_log_prob(z: Vectors, df: float) -> Numbers:
     """The log density of the standard multivariate Student-t (Gaussian at infinity)."""
-    d = z.shape[0]
-    squares = jnp.sum(z**2)
+    d = z.shape[-1]
+    squares = jnp.sum(z**2, axis=-1)
     if math.isinf(df):
         return -0.5 * (squares + d * math.log(2 * math.pi))
     constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
     return constant - (df + d) / 2 * jnp.log1p(squares / df)
 
 
-def base_sample(key: PRNGKey, dim: int, df: float) -> Flat:
-    r"""A draw of the standard multivariate Student-t (Gaussian at infinity).
+def base_sample(key: PRNGKey, shape: tuple[int, ...], df: float) -> Vectors:
+    r"""Draws of the standard multivariate Student-t (Gaussian at infinity), of this shape.
 
     Given the squares $S_j$ of the first $j$ pairs of coordinates, the next pair is again
     Student-t, with $\nu + 2j$ degrees of freedom and a scale that $S_j$ sets, and the
@@ -304,13 +380,14 @@ def base_sample(key: PRNGKey, dim: int, df: float) -> Flat:
     $\nu + S_{j+1} = (\nu + S_j)\, U_j^{-2 / (\nu + 2j)}$. So no rejection is needed.
     """
     if math.isinf(df):
-        return jax.random.normal(key, (dim,))
+        return jax.random.normal(key, shape)
+    *lead, dim = shape
     pairs = (dim + 1) // 2
-    k_radius, k_angle = jax.random.split(key)
+    uniform, turn = jax.random.uniform(key, (2, *lead, pairs))
     # On (0, 1]: the logarithm of zero would be an infinite draw.
-    u = 1 - jax.random.uniform(k_radius, (pairs,))
-    growth = -2 * jnp.log(u) / (df + 2 * jnp.arange(pairs))
-    before = jnp.cumsum(growth) - growth
+    growth = -2 * jnp.log(1 - uniform) / (df + 2 * jnp.arange(pairs))
+    before = jnp.cumsum(growth, axis=-1) - growth
     radius = jnp.sqrt(df * jnp.exp(before) * jnp.expm1(growth))
-    angle = 2 * jnp.pi * jax.random.uniform(k_angle, (pairs,))
-    return jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=1).reshape(-1)[:dim]
+    angle = 2 * jnp.pi * turn
+    both = jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=-1)
+    return both.reshape(*lead, 2 * pairs)[..., :dim]

@@ -29,19 +29,21 @@ from consilience.approximators import (
     Networks,
     Posterior,
     likelihood_standard,
+    twice,
 )
-from consilience.consistency import SelfConsistency, Spot, consistency, propose
+from consilience.consistency import Known, SelfConsistency, Spots, consistency, propose
 from consilience.data import DataSpace
 from consilience.evidence import Joint, make_joint
+from consilience.flows import Numbers
 from consilience.proposals import EpochCopy
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar
 
 
 class Example(NamedTuple):
-    """One run: its parameters as networks see them, its data as the user does."""
+    """Runs: their parameters as networks see them, their data as the user does."""
 
-    u: Flat | Float[Array, "n d"]
+    u: Float[Array, "*n d"]
     x: Data
 
 
@@ -49,8 +51,8 @@ class Batch(NamedTuple):
     """What one step sees: runs, and the datasets where self-consistency is asked."""
 
     runs: Example
-    spots: Spot | None
-    unlabeled: Spot | None
+    spots: Spots | None
+    unlabeled: Spots | None
 
 
 class Objective(eqx.Module):
@@ -82,23 +84,30 @@ class Objective(eqx.Module):
             else (("posterior",), ("likelihood",), ("prior",))
         )
 
-    def maximum_likelihood(
-        self, networks: Networks, run: Example, key: PRNGKey | None
-    ) -> dict[str, Scalar]:
-        """The negative log densities of one run; with a key, dropout is on."""
-        keys = (None,) * 4 if key is None else jax.random.split(key, 4)
-        x = self.data.standardise(run.x)
-        flow = networks.posterior
-        context = flow.prepare(networks.summary(x))
-        terms = {"posterior": -flow.log_prob(run.u, context, keys[0])}
+    def maximum_likelihood(self, networks: Networks, runs: Example) -> dict[str, Numbers]:
+        """The negative log densities of runs."""
+        contexts = self._posterior(networks).contexts(runs.x)
+        posterior = -networks.posterior.log_prob(runs.u, contexts)
+        return {"posterior": posterior, **self._joint_terms(networks, runs, None)}
+
+    def _joint_terms(
+        self, networks: Networks, runs: Example, key: PRNGKey | None
+    ) -> dict[str, Numbers]:
+        """The negative log densities of learned likelihood and prior; with a key, dropout is on."""
+        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+        terms = {}
         if networks.likelihood is not None:
-            x = self.data.dequantise(x, keys[1])
+            x = jax.vmap(self.data.standardise)(runs.x)
+            if keys[0] is None:
+                x = jax.vmap(lambda x: self.data.dequantise(x, None))(x)
+            else:
+                x = jax.vmap(self.data.dequantise)(x, jax.random.split(keys[0], len(runs.u)))
             terms["likelihood"] = -likelihood_standard(
-                networks.likelihood, self.data.layout, run.u, x, keys[2]
-            )
+                networks.likelihood, self.data.layout, runs.u[:, None], x, keys[1]
+            )[:, 0]
         if networks.prior is not None:
             empty = networks.prior.prepare(jnp.zeros(0))
-            terms["prior"] = -networks.prior.log_prob(run.u, empty, keys[3])
+            terms["prior"] = -networks.prior.log_prob(runs.u, empty, keys[2])
         return terms
 
     def batches(self, networks: Networks, runs: Example, batch_size: int, key: PRNGKey) -> Batch:
@@ -121,7 +130,7 @@ class Objective(eqx.Module):
         unlabeled = self._spots(networks, take(self.unlabeled, picked), None, k_unlabeled)
         return Batch(runs, spots, unlabeled)
 
-    def _spots(self, networks: Networks, x, u, key: PRNGKey) -> Spot:
+    def _spots(self, networks: Networks, x, u, key: PRNGKey) -> Spots:
         """Datasets to ask at, augmented, with their draws if those are made once an epoch."""
         settings, layout = self.settings, self.data.layout
         assert settings is not None
@@ -131,84 +140,127 @@ class Objective(eqx.Module):
             change = lambda x, k: settings.augmentation(  # noqa: E731
                 layout.named(x), k, layout, self.spread
             )
-            x = _twice(lambda x, k: layout.unnamed(change(x, k)))(
+            x = twice(lambda x, k: layout.unnamed(change(x, k)))(
                 x, jax.random.split(k_augment, shape)
             )
-        spot = Spot(x, u, None)
         if not isinstance(settings.proposal, EpochCopy):
-            return spot
-        posterior = self._posterior(networks)
-        draw = lambda s, k: propose(settings, posterior, self.model.prior, s, k)  # noqa: E731
-        return spot._replace(draws=_twice(draw)(spot, jax.random.split(k_draws, shape)))
+            return Spots(x, u, None)
+        posterior, prior, beside = self._posterior(networks), self.model.prior, u is not None
+
+        def draw(part):
+            contexts = posterior.contexts(part[0])
+            return propose(settings, posterior, contexts, prior, part[1], beside=beside)[0]
+
+        keys = jax.random.split(k_draws, shape[0])
+        return Spots(x, u, jax.lax.stop_gradient(jax.lax.map(draw, (x, keys))))
 
     def __call__(
         self, networks: Networks, batch: Batch, key: PRNGKey, progress: Scalar
     ) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """The weighted terms of a batch, and counts of what was left out."""
-        k_runs, k_spots, k_unlabeled, k_atoms = jax.random.split(key, 4)
-        keys = jax.random.split(k_runs, len(batch.runs.u))
-        each = lambda run, k: self.maximum_likelihood(networks, run, k)  # noqa: E731
-        terms = jax.tree.map(jnp.mean, jax.vmap(each)(batch.runs, keys))
+        k_posterior, k_joint, k_spots, k_unlabeled, k_atoms = jax.random.split(key, 5)
+        log_q, known, known_unlabeled = self._posterior_at(networks, batch, k_posterior)
+        terms = {"posterior": -log_q, **self._joint_terms(networks, batch.runs, k_joint)}
+        terms = jax.tree.map(jnp.mean, terms)
         if self.atoms is not None:
             terms["posterior"] = self._atomic(networks, batch.runs, self.atoms, k_atoms)
-        if self.settings is None or batch.spots is None:
+        if self.settings is None or batch.spots is None or known is None:
             return terms, {}
         weight = self.settings.weight(progress)
-        loss, trust, info = self._consistency(networks, batch.spots, k_spots, weight)
+        loss, trust, info = self._consistency(networks, batch.spots, known, k_spots, weight)
         terms["consistency"] = weight * loss
         labels = self.settings.maximum_likelihood(progress)
         terms["posterior"] *= labels + jnp.maximum(1.0 - labels, 0.0) * (1.0 - trust)
-        if batch.unlabeled is not None:
-            loss, _, more = self._consistency(networks, batch.unlabeled, k_unlabeled, weight)
+        if batch.unlabeled is not None and known_unlabeled is not None:
+            loss, _, more = self._consistency(
+                networks, batch.unlabeled, known_unlabeled, k_unlabeled, weight
+            )
             terms["unlabeled"] = weight * self.settings.unlabeled_weight * loss
             info = jax.tree.map(jnp.add, info, more)
         return terms, info
+
+    def _posterior_at(
+        self, networks: Networks, batch: Batch, key: PRNGKey
+    ) -> tuple[Float[Array, " n"], Known | None, Known | None]:
+        """The log density of each run, and what is known of spots and of unlabelled data.
+
+        All datasets pass the summary network together, and all training theta the flow:
+        one large product is faster, and compiles faster, than several small ones.
+        """
+        runs, spots, unlabeled = batch
+        flow, n = networks.posterior, len(runs.u)
+        augmented = self.settings is not None and self.settings.augmentation is not None
+        parts = [runs.x]
+        if spots is not None and augmented:
+            parts.append(spots.x)
+        if unlabeled is not None:
+            parts.append(unlabeled.x)
+        contexts = self._posterior(networks).contexts(
+            jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+        )
+        of_runs, of_spots = take(contexts, slice(n)), take(contexts, slice(n))
+        if augmented:
+            of_spots = take(contexts, slice(n, 2 * n))
+        of_unlabeled = None
+        if unlabeled is not None:
+            of_unlabeled = Known(take(contexts, slice(n + n * augmented, None)), None)
+        if spots is None:
+            return flow.log_prob(runs.u, of_runs, key), None, None
+        if not augmented and flow.spec.dropout == 0:
+            log_q = flow.log_prob(runs.u, of_runs)
+            return log_q, Known(of_spots, log_q), of_unlabeled
+        # Where self-consistency is asked, nothing is dropped.
+        twice_u = jnp.concatenate([runs.u, runs.u])
+        both = jax.tree.map(lambda *parts: jnp.concatenate(parts), of_runs, of_spots)
+        log_q = flow.log_prob(twice_u, both, key, dropped=n)
+        return log_q[:n], Known(of_spots, log_q[n:]), of_unlabeled
 
     def _atomic(self, networks: Networks, runs: Example, atoms: int, key: PRNGKey) -> Scalar:
         """How well each run's theta is told from those of others in the batch."""
         n, flow = len(runs.u), networks.posterior
         log_prior = jax.vmap(self._log_prior)(runs.u)
 
-        def each(i, x, key):
-            context = flow.prepare(networks.summary(self.data.standardise(x)))
+        def choose(i, key):
             others = jax.random.permutation(key, n - 1)[: atoms - 1]
-            index = jnp.concatenate([i[None], (i + 1 + others) % n])
-            log_q = jax.vmap(lambda u: flow.log_prob(u, context))(runs.u[index])
-            return -jax.nn.log_softmax(log_q - log_prior[index])[0]
+            return jnp.concatenate([i[None], (i + 1 + others) % n])
 
-        keys = jax.random.split(key, n)
-        return jnp.mean(jax.vmap(each)(jnp.arange(n), runs.x, keys))
+        index = jax.vmap(choose)(jnp.arange(n), jax.random.split(key, n))
+        contexts = self._posterior(networks).contexts(runs.x)
+        log_q = flow.log_prob(runs.u[index], contexts)
+        return -jnp.mean(jax.nn.log_softmax(log_q - log_prior[index], axis=1)[:, 0])
 
     def _log_prior(self, u: Flat) -> Scalar:
         theta, log_det = self.parameters.from_vector_with_log_det(u)
         return self.model.prior.log_prob(theta) - log_det
 
-    def _consistency(self, networks: Networks, spots: Spot, key: PRNGKey, weight: Scalar):
+    def _consistency(
+        self, networks: Networks, spots: Spots, known: Known, key: PRNGKey, weight: Scalar
+    ):
         """The mean loss, how far it is to be trusted, and counts of what was left out."""
         settings = self.settings
         assert settings is not None
         limit = settings.limit
-        posterior, joint = self._posterior(networks), self._joint(networks)
-        n = len(jax.tree.leaves(spots.x)[0])
 
-        def ask():
-            each = lambda spot, k: consistency(  # noqa: E731
-                settings, posterior, joint, self.model.prior, spot, k, networks.multipliers
+        def ask(networks: Networks, known: Known):
+            loss, usable, valid = consistency(
+                settings,
+                self._posterior(networks),
+                self._joint(networks),
+                self.model.prior,
+                spots,
+                known,
+                key,
+                networks.multipliers,
             )
-            loss, usable, valid = jax.vmap(each)(spots, jax.random.split(key, n))
-            trust = jnp.ones(n) if limit is None else limit / (limit + jnp.maximum(loss, 0.0))
+            trust = jnp.ones_like(loss)
+            if limit is not None:
+                trust = limit / (limit + jnp.maximum(loss, 0.0))
             # Of made-up data, the likelihood may know nothing; that is no mistake.
-            invalid = 0.0 if settings.augmentation else jnp.sum(1.0 - valid)
-            return (
-                jnp.mean(loss * trust),
-                jax.lax.stop_gradient(jnp.mean(trust)),
-                jnp.mean(1.0 - usable),
-                jnp.asarray(invalid, float),
-            )
+            invalid = jnp.zeros(()) if settings.augmentation else jnp.sum(1.0 - valid)
+            return jnp.mean(loss * trust), (jnp.mean(trust), jnp.mean(1.0 - usable), invalid)
 
-        skip = lambda: (jnp.zeros(()), jnp.ones(()), jnp.zeros(()), jnp.zeros(()))  # noqa: E731
-        # While the weight is zero, nothing is drawn and nothing evaluated.
-        loss, trust, dropped, invalid = jax.lax.cond(weight > 0, ask, skip)
+        nothing = (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
+        loss, (trust, dropped, invalid) = _only_if(weight > 0, ask, (networks, known), nothing)
         return loss, trust, {"dropped": dropped, "invalid": invalid}
 
     def _posterior(self, networks: Networks) -> Posterior:
@@ -233,5 +285,22 @@ def _split(tree, steps: int):
     return jax.tree.map(lambda a: a.reshape(steps, -1, *a.shape[1:]), tree)
 
 
-def _twice(function):
-    return jax.vmap(jax.vmap(function))
+def _only_if(active, loss, arguments: tuple, otherwise):
+    """`loss(*arguments)` and what comes with it, or zero and `otherwise`, at no cost.
+
+    The derivative is taken inside the branch: from outside, all that it needs would have to
+    leave the branch. The sum below is zero, and has the slope of the loss.
+    """
+    arrays, static = eqx.partition(arguments, eqx.is_inexact_array)
+    frozen = jax.lax.stop_gradient(arrays)
+
+    def run():
+        aside = lambda arrays: loss(*eqx.combine(arrays, static))  # noqa: E731
+        return jax.value_and_grad(aside, has_aux=True)(frozen)
+
+    def skip():
+        return (jnp.zeros(()), otherwise), jax.tree.map(jnp.zeros_like, frozen)
+
+    (value, more), slope = jax.lax.cond(active, run, skip)
+    parts = jax.tree.map(lambda s, a, f: jnp.sum(s * (a - f)), slope, arrays, frozen)
+    return value + sum(jax.tree.leaves(parts)), more

@@ -9,12 +9,12 @@ weights, so they need a short warm-up and few steps a draw.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from consilience.approximators import Posterior
+from consilience.compiling import compiled
 from consilience.evidence import Joint
 from consilience.flows import base_log_prob, base_sample
 from consilience.types import Flat, PRNGKey, Scalar, Theta
@@ -34,7 +34,7 @@ class Chains(NamedTuple):
     divergences: Scalar
 
 
-@eqx.filter_jit
+@compiled
 def run_nuts(posterior: Posterior, joint: Joint, x: Any, n: int, key: PRNGKey) -> Chains:
     """Chains of `n` draws each for one dataset. Gradients of the warm-up are counted too."""
     import blackjax
@@ -52,10 +52,8 @@ def run_nuts(posterior: Posterior, joint: Joint, x: Any, n: int, key: PRNGKey) -
         return space.from_vector(flow.from_base(z, context)[0])
 
     k_start, k_pick, k_warm, k_run = jax.random.split(key, 4)
-    draw = lambda k: base_sample(k, flow.dim, flow.spec.df)  # noqa: E731
-    starts = jax.vmap(draw)(jax.random.split(k_start, STARTS))
-    base = jax.vmap(lambda z: base_log_prob(z, flow.spec.df))(starts)
-    log_weights = jax.vmap(log_density)(starts) - base
+    starts = base_sample(k_start, (STARTS, flow.dim), flow.spec.df)
+    log_weights = jax.vmap(log_density)(starts) - base_log_prob(starts, flow.spec.df)
     first = starts[jax.random.categorical(k_pick, log_weights, shape=(CHAINS,))]
 
     def chain(z: Flat, k_warm: PRNGKey, k_run: PRNGKey):

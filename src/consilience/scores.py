@@ -1,11 +1,11 @@
 """How a fit scores on simulations that it has not seen."""
 
-import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
 
 from consilience.approximators import Likelihood
+from consilience.compiling import compiled
 from consilience.fitted import Fit
 from consilience.simulations import Simulations
 from consilience.types import Data, PRNGKey, Theta
@@ -60,7 +60,7 @@ def score(
     return xr.Dataset({name: ("observation", values) for name, values in found.items()})
 
 
-@eqx.filter_jit
+@compiled
 def _log_likelihood(likelihood: Likelihood, theta: Theta, x: Data):
     each = lambda pair: likelihood.log_prob(*pair)  # noqa: E731
     return jax.lax.map(each, (theta, x), batch_size=BLOCK)

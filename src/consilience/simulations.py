@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 
-import equinox as eqx
 import jax
 import numpy as np
 
+from consilience.compiling import compiled
 from consilience.model import Model
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, PRNGKey, Theta
@@ -105,7 +105,7 @@ def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
     return Simulations(theta, x)
 
 
-@eqx.filter_jit
+@compiled
 def _simulate_block(model: Model, key: PRNGKey, numbers):
     return jax.vmap(lambda i: model.simulate_one(jax.random.fold_in(key, i)))(numbers)
 
@@ -129,7 +129,7 @@ def simulate_at(model: Model, theta: Theta, *, key: PRNGKey) -> Simulations:
     return Simulations(arrays, jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks))
 
 
-@eqx.filter_jit
+@compiled
 def _run_block(model: Model, key: PRNGKey, numbers, theta):
     run = lambda i, t: model.simulate_at(jax.random.fold_in(key, i), t)  # noqa: E731
     return jax.vmap(run)(numbers, theta)

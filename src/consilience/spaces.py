@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 from numpyro.distributions.transforms import Transform
 
+from consilience.compiling import compiled
 from consilience.priors import BARE, Prior
 from consilience.types import Flat, Scalar, Theta
 
@@ -126,6 +127,6 @@ def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
     return ParameterSpace(prior, loc, np.where(scale > 0, scale, 1.0))
 
 
-@eqx.filter_jit
+@compiled
 def to_vectors(space: ParameterSpace, theta: Theta):
     return jax.vmap(lambda t: space.to_vector(t)[0])(theta)

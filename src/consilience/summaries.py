@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from numpy.random import Generator
 
 from consilience.data import Layout, Series, Set
-from consilience.networks import MLP, Attention, Linear, normal
+from consilience.networks import MLP, Attention, Linear, normal, silu
 from consilience.types import Flat
 
 Named = dict[str, Array]
@@ -105,7 +105,7 @@ class _Convolutions(eqx.Module):
             length = (h.shape[0] + 1) // 2
             padded = jnp.pad(h, ((KERNEL // 2, KERNEL), (0, 0)))
             windows = [padded[i : i + 2 * length : 2] for i in range(KERNEL)]
-            h = jax.nn.silu(jax.vmap(block)(jnp.concatenate(windows, axis=1)))
+            h = silu(jax.vmap(block)(jnp.concatenate(windows, axis=1)))
         return self.head(h.reshape(-1))
 
 
@@ -156,7 +156,7 @@ class _DeepSet(eqx.Module):
         direct = self.skip(_pool(h, mask, self.pooling))
         for rows, pooled in zip(self.rows, self.pooled, strict=True):
             shared = pooled(_pool(h, mask, self.pooling))
-            h = jax.vmap(lambda row, f=rows, s=shared: jax.nn.silu(f(row) + s))(h)
+            h = jax.vmap(lambda row, f=rows, s=shared: silu(f(row) + s))(h)
         # Pooling forgets how many rows there were, and the posterior must not.
         count = jnp.log1p(jnp.sum(mask))[None] - jnp.log1p(self.layout.rows)
         return direct + self.head(jnp.concatenate([_pool(h, mask, self.pooling), count]))

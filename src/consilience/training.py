@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.compiling import compiled
 from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
 from consilience.defaults import check_plan, default_plan
@@ -298,7 +299,7 @@ def _pack(arrays, optimizer: optax.GradientTransformation | None):
     return ravel_pytree(arrays) if optimizer is None else (arrays, lambda tree: tree)
 
 
-@eqx.filter_jit
+@compiled
 def _epoch(
     state: _State, examples: Example, key, total, rate, *, loss, optimizer, schedule, batch_size
 ):
@@ -332,7 +333,16 @@ def _epoch(
     return _State(eqx.combine(unpack(params), static), opt_state, number), info
 
 
-@eqx.filter_jit
+@compiled
 def _validate(networks: Networks, held_out: Example, loss):
-    each = lambda run: loss.maximum_likelihood(networks, run, None)  # noqa: E731
-    return jax.tree.map(jnp.mean, jax.lax.map(each, held_out, batch_size=VALIDATION_BLOCK))
+    """The mean held-out losses, in blocks; the last is filled up with runs that do not count."""
+    n = len(held_out.u)
+    blocks = -(-n // VALIDATION_BLOCK)
+    size = -(-n // blocks)
+    index = jnp.arange(blocks * size).reshape(blocks, size)
+
+    def each(index):
+        terms = loss.maximum_likelihood(networks, take(held_out, jnp.minimum(index, n - 1)))
+        return jax.tree.map(lambda term: jnp.sum(jnp.where(index < n, term, 0.0)), terms)
+
+    return jax.tree.map(lambda sums: jnp.sum(sums) / n, jax.lax.map(each, index))

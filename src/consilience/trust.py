@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
 
 from consilience.approximators import Posterior
+from consilience.compiling import compiled
 from consilience.data import Layout, Series, Set, Vector
 from consilience.fitted import Fit
 from consilience.simulations import Simulations, simulate, simulate_at
@@ -202,7 +202,7 @@ def _typical(fit: Fit, x: Data, held_out: Data) -> np.ndarray:
     return (1 + (chance >= distance(seen)[:, None]).sum(axis=1)) / (1 + len(chance))
 
 
-@eqx.filter_jit
+@compiled
 def _summaries(posterior: Posterior, x: Data):
     each = lambda x: posterior.summary(posterior.data.standardise(x))  # noqa: E731
     return jax.lax.map(each, x, batch_size=BLOCK)
