@@ -477,7 +477,9 @@ def test_datasets_far_from_consistent_count_less_and_their_labels_more(rough, si
             augmentation=None,
         )
         objective = Objective(rough.model, posterior.parameters, posterior.data, settings, True)
-        found, _ = eqx.filter_jit(objective)(rough.networks, batch, KEY, jnp.asarray(0.5))
+        found, _ = eqx.filter_jit(objective)(
+            rough.networks, batch, jax.random.split(KEY, 5), jnp.asarray(0.5)
+        )
         return {name: float(value) for name, value in found.items()}
 
     one = lambda i: jax.tree.map(lambda a: a[i : i + 1], every)  # noqa: E731

@@ -47,7 +47,7 @@ def test_blocks_change_no_density_and_repeat_no_draw(named_fit, named_sims, monk
 def test_blocks_of_few_shapes_cover_every_request(named_fit, named_sims, monkeypatch):
     shapes = set()
 
-    def numbered(posterior, joint, key, x, numbers, start, n):
+    def numbered(posterior, joint, key, x, numbers, start, n, mesh):
         """In place of draws, what dataset they are of and which draw they are."""
         shapes.add((len(numbers), n))
         dataset, draw = np.meshgrid(numbers, start + np.arange(n), indexing="ij")

@@ -101,13 +101,14 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
 
 
 class Poisoned(Objective):
-    """NaN for the runs whose first parameter is above a level."""
+    """NaN for batches with a run whose first parameter is above a level."""
 
     level: jax.Array = jnp.inf
 
-    def maximum_likelihood(self, networks, run, key):
-        terms = super().maximum_likelihood(networks, run, key)
-        return {name: jnp.where(run.u[0] > self.level, jnp.nan, t) for name, t in terms.items()}
+    def __call__(self, networks, batch, keys, progress):
+        terms, info = super().__call__(networks, batch, keys, progress)
+        bad = jnp.any(batch.runs.u[:, 0] > self.level)
+        return {name: jnp.where(bad, jnp.nan, t) for name, t in terms.items()}, info
 
 
 def test_steps_that_are_not_finite_are_skipped_and_many_are_an_error(

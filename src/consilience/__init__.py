@@ -8,6 +8,7 @@ from importlib.metadata import version
 from consilience.augmentation import Bootstrap, Jitter
 from consilience.calibration import Calibration, calibrate
 from consilience.comparison import compare
+from consilience.compiling import keep_compiled
 from consilience.consistency import SelfConsistency
 from consilience.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
 from consilience.data import Series, Set, Vector
@@ -75,6 +76,7 @@ __all__ = [
     "calibrate",
     "compare",
     "fit",
+    "keep_compiled",
     "load",
     "score",
     "sequential",

@@ -148,6 +148,9 @@ class LearnedPrior(eqx.Module):
     flow: Flow
     parameters: ParameterSpace
 
+    def log_prob(self, theta: Theta) -> Scalar:
+        return only(lambda theta, _: self.log_probs(theta), theta, 0)
+
     def log_probs(self, theta: Theta) -> Each:
         u, log_det = twice(self.parameters.to_vector)(theta)
         log_prob = self.flow.log_prob(u, self.flow.prepare(jnp.zeros(0))) + log_det

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from consilience.compiling import on_device
 from consilience.types import Data, PRNGKey
 
 DATA = "data"
@@ -290,4 +291,4 @@ def _moments(array: np.ndarray, pooled: bool, mask: np.ndarray | None):
     loc, scale = values.mean(axis=0), values.std(axis=0)
     # A constant entry says nothing: it becomes zero, not a division by zero.
     scale = np.where(scale > 1e-9 * np.abs(loc) + 1e-30, scale, 1.0)
-    return jnp.asarray(loc, float), jnp.asarray(scale, float)
+    return on_device(loc), on_device(scale)

@@ -14,9 +14,11 @@ import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
+from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
 from consilience.compiling import compiled
+from consilience.devices import Devices, along_second, make_mesh, replicate
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling, base_sample
 from consilience.host import OnHost, failures_as_raised
@@ -81,6 +83,7 @@ class Fit(eqx.Module):
         key: PRNGKey,
         corrected: bool = False,
         method: str = "amortized",
+        devices: Devices | None = None,
     ) -> xr.Dataset:
         """Posterior draws for one dataset, or for each of a batch with a leading axis.
 
@@ -93,6 +96,9 @@ class Fit(eqx.Module):
         coordinates hold the R-hat and effective size of every parameter (`r_hat_mu`,
         `ess_mu`), and the gradients and divergences they took.
 
+        `devices`: JAX devices to split the draws among, as in `devices=jax.devices()`; chains
+        run on one.
+
         Returns a variable for each parameter, with the dimensions `chain`, `draw` and its
         own; for a batch, behind `observation`.
         """
@@ -103,10 +109,11 @@ class Fit(eqx.Module):
         if method == "nuts":
             return self._chains(x, n, key)
         if method == "amortized" and not corrected:
-            (draws, _), batched = self._draw(x, n, key, None)
+            (draws, _), batched = self._draw(x, n, key, None, devices)
             return draws_to_dataset(_one_chain(draws), batched=batched)
         k_draw, k_pick = jax.random.split(key)
-        (draws, terms), batched = self._draw(x, max(OVERSAMPLE * n, 1000), k_draw, self.joint)
+        n_draws = max(OVERSAMPLE * n, 1000)
+        (draws, terms), batched = self._draw(x, n_draws, k_draw, self.joint, devices)
         weights = jax.device_get(weigh_all(terms))
         picked = resample(weights.log_weights, n, generator(k_pick))
         rows = np.arange(len(picked))[:, None]
@@ -209,15 +216,19 @@ class Fit(eqx.Module):
         return make_joint(self.model, self.prior, self.likelihood)
 
     @failures_as_raised()
-    def _draw(self, x: Data, n: int, key: PRNGKey, joint: Joint | None):
+    def _draw(
+        self, x: Data, n: int, key: PRNGKey, joint: Joint | None, devices: Devices | None = None
+    ):
         """Draws, and the terms of the identity if there is a joint; and whether x is a batch."""
         layout = self.posterior.data.layout
         arrays, batched = layout.check(x)
         m = len(arrays[layout.names[0]])
+        mesh = make_mesh(devices)
+        posterior, joint = replicate((self.posterior, joint), mesh)
 
         def block(i, j):
             part = layout.unnamed({name: array[i] for name, array in arrays.items()})
-            return _draw(self.posterior, joint, key, part, i, j[0], len(j))
+            return _draw(posterior, joint, key, part, i, j[0], len(j), mesh)
 
         return _in_blocks(m, n, block), batched
 
@@ -303,7 +314,16 @@ def _in_blocks(m: int, n: int, block):
 
 
 @compiled
-def _draw(posterior: Posterior, joint: Joint | None, key: PRNGKey, x: Any, numbers, start, n: int):
+def _draw(
+    posterior: Posterior,
+    joint: Joint | None,
+    key: PRNGKey,
+    x: Any,
+    numbers,
+    start,
+    n: int,
+    mesh: Mesh | None,
+):
     flow, space = posterior.flow, posterior.parameters
 
     def base(number):
@@ -311,9 +331,14 @@ def _draw(posterior: Posterior, joint: Joint | None, key: PRNGKey, x: Any, numbe
         key_here = jax.random.fold_in(jax.random.fold_in(key, number), start)
         return base_sample(key_here, (n, flow.dim), flow.spec.df)
 
-    u, log_q = flow.draw(jax.vmap(base)(numbers), posterior.contexts(x))
-    theta = twice(space.from_vector)(u)
-    return theta, None if joint is None else terms_at(joint, posterior, u, log_q, x)
+    def draw(posterior, joint, z, x):
+        contexts = posterior.contexts(x)
+        if joint is None:
+            return twice(space.from_vector)(posterior.flow.from_base(z, contexts)[0]), None
+        u, log_q = posterior.flow.draw(z, contexts)
+        return twice(space.from_vector)(u), terms_at(joint, posterior, u, log_q, x)
+
+    return along_second(draw, mesh)(posterior, joint, jax.vmap(base)(numbers), x)
 
 
 @compiled

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from consilience import splines
+from consilience.compiling import on_device
 from consilience.networks import Linear, Mixing, activation, generator
 from consilience.steps import Dense, Kind, Weights, replay, run_forward, run_inverse
 from consilience.types import Flat, PRNGKey, Scalar
@@ -57,9 +58,9 @@ class Spline:
         """The transform, and what `pull` needs of it."""
         return splines.record(value, raw, bound=self.bound, inverse=inverse)
 
-    def pull(self, saved, grad_value: Many, grad_log_det: Many):
+    def pull(self, value: Many, saved, grad_value: Many, grad_log_det: Many):
         """The derivative of the way forward, for the value and the raw numbers."""
-        return splines.pull(saved, grad_value, grad_log_det, bound=self.bound)
+        return splines.pull(value, saved, grad_value, grad_log_det, bound=self.bound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +82,12 @@ class Affine:
     def record(self, value: Many, raw: Raw, *, inverse: bool):
         """The transform, and what `pull` needs of it."""
         result, log_det = self(value, raw, inverse=inverse)
-        return result, log_det, (result if inverse else value, raw)
+        return result, log_det, raw
 
-    def pull(self, saved, grad_value: Many, grad_log_det: Many):
+    def pull(self, value: Many, saved, grad_value: Many, grad_log_det: Many):
         """The derivative of the way forward, for the value and the raw numbers."""
-        return jax.vjp(lambda *at: self(*at, inverse=False), *saved)[1]((grad_value, grad_log_det))
+        forward = lambda *at: self(*at, inverse=False)  # noqa: E731
+        return jax.vjp(forward, value, saved)[1]((grad_value, grad_log_det))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Step(eqx.Module):
     conditioner: Conditioner
 
     def __init__(self, spec: Coupling, rng: np.random.Generator, *, dim: int, condition: int):
-        self.log_scale = self.shift = jnp.asarray(np.zeros(dim), float)
+        self.log_scale = self.shift = on_device(np.zeros(dim))
         self.conditioner = Conditioner(
             spec, rng, n_in=dim // 2, n_out=dim - dim // 2, condition=condition
         )
@@ -214,7 +216,7 @@ class Flow(eqx.Module):
         if dim < 1:
             raise ValueError(f"A flow needs at least one dimension, got {dim}.")
         steps = [Step(spec, rng, dim=dim, condition=condition) for _ in range(2 * spec.layers)]
-        stack = lambda *parts: jnp.asarray(np.stack(parts))  # noqa: E731
+        stack = lambda *parts: on_device(np.stack(parts))  # noqa: E731
         self.steps = jax.tree.map(stack, *steps)
         self.frame = Linear(condition, 2 * dim, rng, scale=0.0)
         self.mixing = Mixing(dim, spec.layers, rng, learn=spec.rotate)
@@ -328,19 +330,16 @@ class _Columns:
                 f"{value.shape}."
             )
         self.lead = value.shape[:-1]
-        self.conditions = math.prod(lead)
-        self.each = math.prod(self.lead[len(lead) :])
-        steps = context.steps.reshape(self.conditions, *context.steps.shape[len(lead) :])
+        each = math.prod(self.lead[len(lead) :])
+        steps = context.steps.reshape(math.prod(lead), *context.steps.shape[len(lead) :])
         # In full for every value: to broadcast inside the steps costs more.
-        self.steps = jnp.tile(jnp.moveaxis(steps, 0, -1), (1, 1, self.each))
+        self.steps = jnp.repeat(jnp.moveaxis(steps, 0, -1), each, axis=-1)
 
     def spread(self, value: Vectors) -> Float[Array, "d n"]:
-        d = value.shape[-1]
-        return value.reshape(self.conditions, self.each, d).transpose(2, 1, 0).reshape(d, -1)
+        return value.reshape(-1, value.shape[-1]).T
 
     def gather(self, columns: Float[Array, "*d n"]) -> Array:
-        apart = columns.reshape(*columns.shape[:-1], self.each, self.conditions)
-        return apart.T.reshape(*self.lead, *columns.shape[:-1])
+        return columns.T.reshape(*self.lead, *columns.shape[:-1])
 
 
 def _like(part: Float[Array, "*conditions d"], value: Vectors) -> Array:

@@ -16,12 +16,12 @@ $$\mathcal{L}_\mathrm{APT} = -\log \frac{q_\phi(\theta_1 \mid x) / p(\theta_1)}
   {\sum_{m=1}^M q_\phi(\theta_m \mid x) / p(\theta_m)}.$$
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Key
 
 from consilience.approximators import (
     LearnedPrior,
@@ -64,6 +64,9 @@ class Objective(eqx.Module):
     `unlabeled`: observed data without parameters, with a leading axis.
     `atoms`: M, where theta came from a proposal, not from the prior; else None.
     """
+
+    N_KEYS: ClassVar[int] = 5
+    """How many random keys a step takes."""
 
     model: Any
     parameters: ParameterSpace
@@ -110,15 +113,19 @@ class Objective(eqx.Module):
             terms["prior"] = -networks.prior.log_prob(runs.u, empty, keys[2])
         return terms
 
-    def batches(self, networks: Networks, runs: Example, batch_size: int, key: PRNGKey) -> Batch:
+    def batches(
+        self,
+        networks: Networks,
+        runs: Example,
+        order: Int[Array, "steps batch"],
+        keys: Key[Array, " n"],
+    ) -> Batch:
         """The batches of one epoch, along a leading axis of steps."""
-        n = len(runs.u)
-        k_order, k_spots, k_unlabeled = jax.random.split(key, 3)
-        steps = n // batch_size
-        order = jax.random.permutation(k_order, n)[: steps * batch_size]
-        runs = _split(take(runs, order), steps)
+        steps, batch_size = order.shape
+        runs = take(runs, order)
         if self.settings is None:
             return Batch(runs, None, None)
+        k_spots, k_unlabeled, *_ = keys
         spots = self._spots(networks, runs.x, runs.u, k_spots)
         if self.unlabeled is None:
             return Batch(runs, spots, None)
@@ -155,10 +162,10 @@ class Objective(eqx.Module):
         return Spots(x, u, jax.lax.stop_gradient(jax.lax.map(draw, (x, keys))))
 
     def __call__(
-        self, networks: Networks, batch: Batch, key: PRNGKey, progress: Scalar
+        self, networks: Networks, batch: Batch, keys: Key[Array, " n"], progress: Scalar
     ) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """The weighted terms of a batch, and counts of what was left out."""
-        k_posterior, k_joint, k_spots, k_unlabeled, k_atoms = jax.random.split(key, 5)
+        k_posterior, k_joint, k_spots, k_unlabeled, k_atoms = keys
         log_q, known, known_unlabeled = self._posterior_at(networks, batch, k_posterior)
         terms = {"posterior": -log_q, **self._joint_terms(networks, batch.runs, k_joint)}
         terms = jax.tree.map(jnp.mean, terms)
@@ -281,15 +288,11 @@ def take(tree, index):
     return jax.tree.map(lambda a: a[index], tree)
 
 
-def _split(tree, steps: int):
-    return jax.tree.map(lambda a: a.reshape(steps, -1, *a.shape[1:]), tree)
-
-
 def _only_if(active, loss, arguments: tuple, otherwise):
     """`loss(*arguments)` and what comes with it, or zero and `otherwise`, at no cost.
 
     The derivative is taken inside the branch: from outside, all that it needs would have to
-    leave the branch. The sum below is zero, and has the slope of the loss.
+    leave the branch.
     """
     arrays, static = eqx.partition(arguments, eqx.is_inexact_array)
     frozen = jax.lax.stop_gradient(arrays)
@@ -302,5 +305,16 @@ def _only_if(active, loss, arguments: tuple, otherwise):
         return (jnp.zeros(()), otherwise), jax.tree.map(jnp.zeros_like, frozen)
 
     (value, more), slope = jax.lax.cond(active, run, skip)
-    parts = jax.tree.map(lambda s, a, f: jnp.sum(s * (a - f)), slope, arrays, frozen)
-    return value + sum(jax.tree.leaves(parts)), more
+    return _with_slope(arrays, value, slope), more
+
+
+@jax.custom_vjp
+def _with_slope(arrays, value: Scalar, slope) -> Scalar:
+    """A value, and what its derivative in the arrays is."""
+    return value
+
+
+_with_slope.defvjp(
+    lambda arrays, value, slope: (value, slope),
+    lambda slope, grad: (jax.tree.map(lambda s: grad * s, slope), None, None),
+)

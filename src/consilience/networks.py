@@ -14,16 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from consilience.compiling import on_device
 from consilience.types import Flat, PRNGKey
 
 
 def generator(key: PRNGKey) -> np.random.Generator:
-    """A NumPy generator that a JAX key determines."""
+    """A NumPy generator that a JAX key determines. Unlike the key, it compiles nothing."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
+def random_key(rng: np.random.Generator, like: PRNGKey) -> PRNGKey:
+    """A new JAX key of the same kind as another."""
+    shape = jax.random.key_data(like).shape
+    data = rng.integers(2**32, size=shape, dtype=np.uint32)
+    return jax.random.wrap_key_data(jax.device_put(data), impl=jax.random.key_impl(like))
+
+
 def normal(rng: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> Array:
-    return jnp.asarray(scale * rng.standard_normal(shape), float)
+    return on_device(scale * rng.standard_normal(shape))
 
 
 class Linear(eqx.Module):
@@ -45,7 +53,7 @@ class Linear(eqx.Module):
     ):
         fan_in = max(1, n_in if fan_in is None else fan_in)
         self.weight = normal(rng, (n_out, n_in), scale * fan_in**-0.5)
-        self.bias = jnp.asarray(np.zeros(n_out), float)
+        self.bias = on_device(np.zeros(n_out))
         self.spectral = spectral
 
     def matrix(self) -> Float[Array, "out in"]:
@@ -102,7 +110,7 @@ class Mixing(eqx.Module):
         self.dim, self.layers = dim, layers
         pairs = min(dim, 8) // 2
         vectors = np.repeat(rng.standard_normal((layers, pairs, dim)), 2, axis=1)
-        self.reflections = jnp.asarray(vectors, float) if learn and pairs else None
+        self.reflections = on_device(vectors) if learn and pairs else None
 
     def matrices(self) -> Float[Array, "steps d d"]:
         dim, rng = self.dim, np.random.default_rng(0)

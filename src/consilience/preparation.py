@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+from numpy.random import Generator
 
 from consilience.approximators import Networks
 from consilience.augmentation import Spread
-from consilience.compiling import compiled
+from consilience.compiling import compiled, on_device
 from consilience.data import DataSpace, layout_of
 from consilience.defaults import Plan
 from consilience.fitted import Recipe
-from consilience.flows import Coupling
+from consilience.flows import Coupling, Flow
 from consilience.losses import Example, Objective
 from consilience.model import Model
-from consilience.networks import generator
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, to_vectors
-from consilience.types import Data, PRNGKey
+from consilience.types import Data
 
 
 def check_simulations(model: Model, simulations: Simulations):
@@ -64,11 +64,11 @@ def _contains(space: ParameterSpace, theta):
     return jax.vmap(space.contains)(theta)
 
 
-def split(n: int, share: float, key: PRNGKey) -> tuple[np.ndarray, np.ndarray]:
+def split(n: int, share: float, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
     """Runs to train on and runs to hold out, at random."""
     if not 0 <= share < 1:
         raise ValueError(f"validation must be a share in [0, 1), got {share}.")
-    order = np.asarray(jax.random.permutation(key, n))
+    order = rng.permutation(n)
     held = 0 if share == 0 else max(1, round(share * n))
     if held >= n:
         raise ValueError(f"{n} simulations leave none to train on: pass validation=0.")
@@ -79,15 +79,15 @@ def build_networks(
     recipe: Recipe,
     parameters: ParameterSpace,
     data: DataSpace,
-    key: PRNGKey,
+    rng: Generator,
     multipliers: Array | None = None,
 ) -> Networks:
     """New networks for parameters and data of these shapes."""
-    k_summary, k_posterior, k_likelihood, k_prior = jax.random.split(key, 4)
+    for_summary, for_posterior, for_likelihood, for_prior = rng.spawn(4)
     dim, layout = parameters.dim, data.layout
     summary: Any = recipe.summary
     if not isinstance(summary, eqx.Module):
-        summary = summary.build(generator(k_summary), layout, dim)
+        summary = summary.build(for_summary, layout, dim)
     dtype = parameters.loc.dtype
     x = {name: jax.ShapeDtypeStruct(s, dtype) for name, s in layout.shapes.items()}
     out = jax.eval_shape(summary, x)
@@ -98,22 +98,27 @@ def build_networks(
         )
     n_values, n_side = layout.unit_sizes
 
-    def flow(spec: Coupling | None, key: PRNGKey, dim: int, condition: int):
-        return None if spec is None else spec.build(key, dim=dim, condition=condition)
+    def flow(spec: Coupling | None, rng: Generator, dim: int, condition: int):
+        return None if spec is None else Flow(spec, rng, dim=dim, condition=condition)
 
     return Networks(
         summary=summary,
-        posterior=flow(recipe.posterior, k_posterior, dim, out.shape[0]),
-        likelihood=flow(recipe.likelihood, k_likelihood, n_values, dim + n_side),
-        prior=flow(recipe.prior, k_prior, dim, 0),
+        posterior=flow(recipe.posterior, for_posterior, dim, out.shape[0]),
+        likelihood=flow(recipe.likelihood, for_likelihood, n_values, dim + n_side),
+        prior=flow(recipe.prior, for_prior, dim, 0),
         multipliers=multipliers,
     )
 
 
-def to_examples(parameters: ParameterSpace, simulations: Simulations) -> Example:
-    """All runs as training takes them."""
+def to_examples(
+    parameters: ParameterSpace, simulations: Simulations, index: np.ndarray | None = None
+) -> Example:
+    """All runs, or some, as training takes them."""
     u = to_vectors(parameters, parameters.check(simulations.theta))
-    return Example(u, jax.tree.map(jnp.asarray, simulations.x))
+    every = Example(u, simulations.x)
+    # Picked on the host, where nothing is compiled.
+    pick = lambda a: np.asarray(a)[slice(None) if index is None else index]  # noqa: E731
+    return jax.device_put(jax.tree.map(pick, every))
 
 
 def build_objective(
@@ -153,8 +158,8 @@ def data_spread(data: DataSpace, *sources: Data | None) -> Spread:
         arrays = np.concatenate([np.asarray(x[name]) for x in named])
         # Rows of a set share their range, as they share their scale.
         axes = (0, 1) if data.scale[name].ndim < arrays.ndim - 1 else 0
-        low[name] = jnp.asarray(arrays.min(axis=axes), float)
-        high[name] = jnp.asarray(arrays.max(axis=axes), float)
+        low[name] = on_device(arrays.min(axis=axes))
+        high[name] = on_device(arrays.max(axis=axes))
     return Spread({name: data.scale[name] for name in low}, low, high)
 
 

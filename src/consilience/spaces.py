@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 from numpyro.distributions.transforms import Transform
 
-from consilience.compiling import compiled
+from consilience.compiling import compiled, on_device
 from consilience.priors import BARE, Prior
 from consilience.types import Flat, Scalar, Theta
 
@@ -39,8 +39,8 @@ class ParameterSpace(eqx.Module):
         self.names = prior.names
         self.sizes = tuple(prior.n_real(name) for name in prior.names)
         self._shapes = tuple(prior.shapes[name] for name in prior.names)
-        self.loc = jnp.zeros(self.dim) if loc is None else jnp.asarray(loc, float)
-        self.scale = jnp.ones(self.dim) if scale is None else jnp.asarray(scale, float)
+        self.loc = on_device(np.zeros(self.dim) if loc is None else loc)
+        self.scale = on_device(np.ones(self.dim) if scale is None else scale)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

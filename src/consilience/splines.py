@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.lax import select
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 MIN_SHARE = 0.1
 """The narrowest bin, in units of an even share of the interval."""
@@ -39,13 +39,16 @@ class _Side(NamedTuple):
 
 
 class _Bin(NamedTuple):
-    """The bin that a value falls into, with the raw factors at its two knots."""
+    """The bin that a value falls into, with the bounded numbers of its two knots."""
 
     number: Float[Array, "*d"]
     x: _Side
     y: _Side
-    factor: Float[Array, "*d"]
-    next_factor: Float[Array, "*d"]
+    level: Float[Array, "*d"]
+    next_level: Float[Array, "*d"]
+
+
+_EMPTY = _Bin(0, _Side(0, 0, 0, 0), _Side(0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
 
 
 def n_raw(bins: int) -> int:
@@ -74,27 +77,27 @@ def spline(
     return _from_unit(inside, value, result, log_det, bound)
 
 
-class Record(NamedTuple):
-    """What the derivative of a spline needs of one evaluation, in either direction."""
-
-    inside: Bool[Array, "*d"]
-    unit: Float[Array, "*d"]
-    shares: tuple["_Shares", "_Shares"]
-    found: "_Bin"
-
-
 def record(value, raw, *, bound: float, inverse: bool):
     """As `spline`, with a record from which `pull` gives the derivative of the way forward."""
     inside, unit = _to_unit(value, bound)
     shares, found = _find_bin(inverse, unit, raw)
     result, log_det = _evaluate(inverse, unit, found, raw.shape[0])
-    saved = Record(inside, result if inverse else unit, shares, found)
+    # In one array: to store and to fetch many small ones takes longer.
+    rows = jnp.stack([*(s.total for s in shares), *jax.tree.leaves(found)])
+    saved = jnp.concatenate([*(s.parts for s in shares), rows])
     return *_from_unit(inside, value, result, log_det, bound), saved
 
 
-def pull(saved: Record, grad_result, grad_log_det, *, bound: float):
-    """The derivative of the spline, not of its inverse, for the value and the raw numbers."""
-    inside, unit, shares, found = saved
+def pull(value, saved, grad_result, grad_log_det, *, bound: float):
+    """The derivative of the spline, not of its inverse, for the value and the raw numbers.
+
+    `value`: on the side of the data, which in the inverse is the result.
+    """
+    inside, unit = _to_unit(value, bound)
+    bins = (len(saved) - 2 - len(jax.tree.leaves(_EMPTY))) // 2
+    parts, totals, rows = jnp.split(saved, [2 * bins, 2 * bins + 2])
+    shares = tuple(_Shares(parts[i * bins : (i + 1) * bins], totals[i]) for i in range(2))
+    found = jax.tree.unflatten(jax.tree.structure(_EMPTY), list(rows))
     grad = 2 * bound * jnp.where(inside, grad_result, 0.0), jnp.where(inside, grad_log_det, 0.0)
     grad_unit, grad_raw = _unit_spline_bwd(False, (unit, shares, found), grad)
     return jnp.where(inside, grad_unit / (2 * bound), grad_result), grad_raw
@@ -120,9 +123,13 @@ def _edge(before, number, bins):
     return MIN_SHARE / bins * number + (1 - MIN_SHARE) * before
 
 
-def _knot_slope(this, that, raw, at_end):
+def _level(raw):
+    return jnp.tanh(raw / MAX_LOG_FACTOR)
+
+
+def _knot_slope(this, that, level, at_end):
     """The derivative at the knot between two bins with the slopes `this` and `that`."""
-    factor = jnp.exp(MAX_LOG_FACTOR * jnp.tanh(raw / MAX_LOG_FACTOR))
+    factor = jnp.exp(MAX_LOG_FACTOR * level)
     return jnp.where(at_end, 1.0, factor * 2 * this * that / (this + that))
 
 
@@ -149,8 +156,8 @@ def _corner(found: _Bin, bins: int) -> _Corner:
         y=_edge(found.y.before, found.number, bins),
         height=height,
         mean=mean,
-        left=_knot_slope(mean, before, found.factor, found.number == 0),
-        right=_knot_slope(mean, after, found.next_factor, found.number == bins - 1),
+        left=_knot_slope(mean, before, found.level, found.number == 0),
+        right=_knot_slope(mean, after, found.next_level, found.number == bins - 1),
     )
 
 
@@ -202,34 +209,31 @@ class _Shares(NamedTuple):
     """A softmax over bins, not yet divided by its total."""
 
     parts: Float[Array, "bins *d"]
-    inverse_total: Float[Array, "*d"]
+    total: Float[Array, "*d"]
 
 
 def _softmax(logits: Float[Array, "bins *d"]) -> _Shares:
     # Unrolled: one loop over values, several times faster on a CPU than a reduction.
     top = functools.reduce(jnp.maximum, list(logits))
-    parts = _keep(jnp.exp(logits - top))
-    return _Shares(parts, 1 / functools.reduce(operator.add, list(parts)))
-
-
-def _keep(tree):
-    """Have XLA store these, where it would compute them anew in every loop that reads them."""
-    return jax.lax.optimization_barrier(tree)
+    parts = jnp.exp(logits - top)
+    return _Shares(parts, functools.reduce(operator.add, list(parts)))
 
 
 def _find_bin(inverse, value, raw):
+    # XLA computes cheap operations anew in every loop that reads them, and compiles them as
+    # often, but not sums over an axis, quotients and tanh: what is read often ends in these.
     bins = (raw.shape[0] + 1) // 3
     shares = _softmax(raw[:bins]), _softmax(raw[bins : 2 * bins])
     factors = raw[2 * bins :]
     zero = jnp.zeros_like(value)
 
     searched = shares[1] if inverse else shares[0]
-    number, before = zero, zero
-    for k, part in enumerate(list(searched.parts)[:-1], start=1):
-        before = before + part
-        past = value >= _edge(before * searched.inverse_total, k, bins)
-        number = select(past, zero + k, number)
-    number = _keep(number)
+    edges = itertools.accumulate(list(searched.parts)[:-1])
+    past = [
+        (value - _edge(0.0, k, bins)) * searched.total >= (1 - MIN_SHARE) * edge
+        for k, edge in enumerate(edges, start=1)
+    ]
+    number = jnp.sum(jnp.stack(past), axis=0, dtype=value.dtype) if past else zero
     here = [number == k for k in range(bins)]
 
     def pick(rows):
@@ -243,17 +247,17 @@ def _find_bin(inverse, value, raw):
         rows = list(shares.parts)
         before = pick([zero, *itertools.accumulate(rows[:-1])])
         picked = (before, pick(rows), pick(rows[:1] + rows[:-1]), pick(rows[1:] + rows[-1:]))
-        return _Side(*(part * shares.inverse_total for part in picked))
+        return _Side(*(part / shares.total for part in picked))
 
     inner = list(factors)
     found = _Bin(
         number=number,
         x=side(shares[0]),
         y=side(shares[1]),
-        factor=pick([zero, *inner]),
-        next_factor=pick([*inner, zero]),
+        level=_level(pick([zero, *inner])),
+        next_level=_level(pick([*inner, zero])),
     )
-    return shares, _keep(found)
+    return shares, found
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -271,24 +275,26 @@ def _unit_spline_bwd(inverse, saved, grad_out):
     bins = shares[0].parts.shape[0]
     if inverse:
         run = lambda v, f: _evaluate(True, v, f, n_raw(bins))  # noqa: E731
-        grad_value, grad = _keep(jax.vjp(run, value, found)[1](grad_out))
+        grad_value, grad = jax.vjp(run, value, found)[1](grad_out)
     else:
         grad_value, grad = _pull_forward(value, found, bins, *grad_out)
     number = found.number
     j = jnp.arange(bins, dtype=number.dtype).reshape((bins,) + (1,) * number.ndim)
 
     def logits(shares: _Shares, side: _Side, g: _Side):
+        g = _Side(*(part / shares.total for part in g))
         # The softmax's own derivative needs the mean of the gradient under its shares.
-        mean = _keep(sum(a * b for a, b in zip(side, g, strict=True)))
+        mean = sum(a * b for a, b in zip(side, g, strict=True))
         picked = jnp.where(j < number, g.before, 0.0)
         picked += jnp.where(j == number, g.share, 0.0)
         picked += jnp.where(j == jnp.maximum(number - 1, 0), g.previous, 0.0)
         picked += jnp.where(j == jnp.minimum(number + 1, bins - 1), g.next, 0.0)
-        return shares.parts * shares.inverse_total * (picked - mean)
+        return shares.parts * (picked - mean)
 
     inner = j[: bins - 1]
-    factors = jnp.where(inner == number - 1, grad.factor, 0.0)
-    factors += jnp.where(inner == number, grad.next_factor, 0.0)
+    factors = jnp.where(inner == number - 1, grad.level * (1 - found.level**2), 0.0)
+    factors += jnp.where(inner == number, grad.next_level * (1 - found.next_level**2), 0.0)
+    factors /= MAX_LOG_FACTOR
     blocks = (
         logits(shares[0], found.x, grad.x),
         logits(shares[1], found.y, grad.y),
@@ -306,8 +312,8 @@ def _pull_forward(x, found: _Bin, bins: int, grad_y, grad_log):
     width, height = _size(found.x.share, bins), _size(found.y.share, bins)
     mean = height / width
     knots = (
-        _knot(mean, found.x.previous, found.y.previous, found.factor, bins),
-        _knot(mean, found.x.next, found.y.next, found.next_factor, bins),
+        _knot(mean, found.x.previous, found.y.previous, found.level, bins),
+        _knot(mean, found.x.next, found.y.next, found.next_level, bins),
     )
     ends = found.number == 0, found.number == bins - 1
     left, right = (
@@ -315,7 +321,6 @@ def _pull_forward(x, found: _Bin, bins: int, grad_y, grad_log):
         for end, knot in zip(ends, knots, strict=True)
     )
     xi = _clip((x - _edge(found.x.before, found.number, bins)) / width)
-    xi, mean, width, left, right = _keep((xi, mean, width, left, right))
 
     rest, between = 1 - xi, xi * (1 - xi)
     excess = left + right - 2 * mean
@@ -338,41 +343,31 @@ def _pull_forward(x, found: _Bin, bins: int, grad_y, grad_log):
         + 2 * grad_top * between
         + 2 * grad_log / mean
     )
-    grad_height = grad_y * share
-    grad_ends, grad_xi, grad_mean, grad_height = _keep(
-        ((grad_left, grad_right), grad_xi, grad_mean, grad_height)
-    )
 
-    beside = []
-    for end, knot, grad in zip(ends, knots, grad_ends, strict=True):
-        grad = jnp.where(end, 0.0, grad * knot.factor)
-        beside.append(
-            (
-                grad * 0.5 * (knot.harmonic / knot.slope) ** 2 / knot.width,
-                grad * knot.harmonic * knot.bend,
-            )
-        )
-        grad_mean += grad * 0.5 * (knot.harmonic / mean) ** 2
-    grad_mean, beside = _keep((grad_mean, beside))
-    grad_x = grad_xi / width
     part = 1 - MIN_SHARE
-
-    def side(before, share, sign):
-        """Of widths, where a slope falls as they grow, or of heights, where it rises."""
-        around = (
-            grad * (knot.slope if sign < 0 else 1.0)
-            for (grad, _), knot in zip(beside, knots, strict=True)
-        )
-        return _Side(part * before, part * share, *(sign * part * grad for grad in around))
-
-    return grad_x, _keep(
-        _Bin(
-            number=jnp.zeros_like(x),
-            x=side(-grad_x, -grad_x * xi - grad_mean * mean / width, -1),
-            y=side(grad_y, grad_height + grad_mean / width, 1),
-            factor=beside[0][1],
-            next_factor=beside[1][1],
-        )
+    beyond, levels = [], []
+    for end, knot, grad in zip(ends, knots, (grad_left, grad_right), strict=True):
+        grad = jnp.where(end, 0.0, grad * knot.factor)
+        beyond.append(part * 0.5 * grad * (knot.harmonic / knot.slope) ** 2 / knot.width)
+        levels.append(MAX_LOG_FACTOR * grad * knot.harmonic)
+        grad_mean += 0.5 * grad * (knot.harmonic / mean) ** 2
+    grad_x = grad_xi / width
+    return grad_x, _Bin(
+        number=jnp.zeros_like(x),
+        x=_Side(
+            before=-part * grad_x,
+            share=-part * (grad_xi * xi + grad_mean * mean) / width,
+            previous=-beyond[0] * knots[0].slope,
+            next=-beyond[1] * knots[1].slope,
+        ),
+        y=_Side(
+            before=part * grad_y,
+            share=part * (grad_y * share * width + grad_mean) / width,
+            previous=beyond[0],
+            next=beyond[1],
+        ),
+        level=levels[0],
+        next_level=levels[1],
     )
 
 
@@ -383,19 +378,16 @@ class _Knot(NamedTuple):
     slope: Float[Array, "*d"]
     harmonic: Float[Array, "*d"]
     factor: Float[Array, "*d"]
-    bend: Float[Array, "*d"]
 
 
-def _knot(mean, width_share, height_share, raw, bins: int) -> _Knot:
+def _knot(mean, width_share, height_share, level, bins: int) -> _Knot:
     width = _size(width_share, bins)
     slope = _size(height_share, bins) / width
-    level = jnp.tanh(raw / MAX_LOG_FACTOR)
     return _Knot(
         width=width,
         slope=slope,
         harmonic=2 * mean * slope / (mean + slope),
         factor=jnp.exp(MAX_LOG_FACTOR * level),
-        bend=1 - level**2,
     )
 
 

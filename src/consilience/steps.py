@@ -153,13 +153,17 @@ def _step_bwd(kind: Kind, w: Weights, kept, record: Record, grad, grad_log_det):
     """The derivative of one step, for the value, the weights and the context."""
     n = record.mixed.shape[0] // 2
     each_log_det = jnp.broadcast_to(grad_log_det, grad[n:].shape)
-    grad_changed, grad_raw = kind.transform.pull(record.transform, grad[n:], each_log_det)
+    grad_changed, grad_raw = kind.transform.pull(
+        record.mixed[n:], record.transform, grad[n:], each_log_det
+    )
     delta = grad_raw.reshape(-1, grad.shape[1])
+    # A product, not a sum: XLA would compute all that leads to it a second time.
+    ones = jnp.ones(grad.shape[1], grad.dtype)
     layers = []
     for i, layer in reversed(list(enumerate(w.layers))):
         h, pull = jax.vjp(kind.activation, record.hidden[i])
         h = h if kept is None else h * kept[i]
-        layers.append(Dense(delta @ h.T, jnp.sum(delta, axis=1)))
+        layers.append(Dense(delta @ h.T, delta @ ones))
         delta = layer.weight.T @ delta
         (delta,) = pull(delta if kept is None else delta * kept[i])
     half = record.mixed[:n]

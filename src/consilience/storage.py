@@ -85,7 +85,7 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
     scaled = [name for name in layout.names if name != layout.mask_name]
     empty = {name: jax.numpy.zeros(()) for name in scaled}
     parameters, space = ParameterSpace(model.prior), DataSpace(empty, empty, layout)
-    networks = build_networks(recipe, parameters, space, jax.random.key(0))
+    networks = build_networks(recipe, parameters, space, np.random.default_rng(0))
     networks, (loc, scale), space = _fill(
         (networks, (parameters.loc, parameters.scale), space), tensors, path
     )

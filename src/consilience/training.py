@@ -11,18 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
-from consilience.compiling import compiled
+from consilience.compiling import compiled, on_device
 from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
 from consilience.defaults import check_plan, default_plan
+from consilience.devices import Devices, gather, make_mesh, replicate, split_leading
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.host import failures_as_raised
 from consilience.losses import Example, take
 from consilience.model import Model
+from consilience.networks import generator, random_key
 from consilience.preparation import (
     build_networks,
     build_objective,
@@ -69,6 +72,7 @@ def fit(
     optimizer: optax.GradientTransformation | None = None,
     validation: float | None = None,
     patience: int | None = None,
+    devices: Devices | None = None,
     progress: bool = True,
 ) -> Fit:
     """Learn the posterior of a model from its simulations.
@@ -91,6 +95,8 @@ def fit(
     `validation`: the share of simulations held out, whose loss picks the best epoch; 0 for
     none, then the last epoch counts.
     `patience`: stop after so many epochs without a better validation loss.
+    `devices`: JAX devices to split each batch among, as in `devices=jax.devices()`. The fit
+    is the same as on one, up to rounding.
 
     Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
 
@@ -128,26 +134,33 @@ def fit(
         batch_size=batch_size,
         validation=validation,
     )
-    k_split, k_build, k_train = jax.random.split(key, 3)
-    train, held_out = split(len(simulations), plan.validation, k_split)
+    for_split, for_networks, for_order = generator(key).spawn(3)
+    train, held_out = split(len(simulations), plan.validation, for_split)
     check_plan(plan, len(train), len(held_out), patience, atoms)
-    examples = to_examples(parameters, simulations)
+    mesh = make_mesh(devices)
+    if mesh is not None and plan.batch_size % mesh.size:
+        raise ValueError(
+            f"A batch of {plan.batch_size} runs cannot be split evenly among {mesh.size} devices: "
+            "pass a batch_size that can, or fewer devices."
+        )
     objective = build_objective(model, parameters, data, plan, simulations, unlabeled, atoms)
-    multipliers = jnp.zeros(plan.n_multipliers) if plan.n_multipliers else None
+    multipliers = on_device(np.zeros(plan.n_multipliers)) if plan.n_multipliers else None
     networks, history = _train(
-        build_networks(plan.recipe, parameters, data, k_build, multipliers)
+        build_networks(plan.recipe, parameters, data, for_networks, multipliers)
         if start is None
         else dataclasses.replace(start.networks, multipliers=multipliers),
         objective,
-        take(examples, train),
-        take(examples, held_out) if len(held_out) else None,
-        key=k_train,
+        to_examples(parameters, simulations, train),
+        to_examples(parameters, simulations, held_out) if len(held_out) else None,
+        key=key,
+        rng=for_order,
         epochs=plan.epochs,
         batch_size=plan.batch_size,
         learning_rate=learning_rate,
         schedule=schedule or Cosine(),
         optimizer=optimizer,
         patience=patience,
+        mesh=mesh,
         progress=progress,
     )
     return assemble(model, parameters, data, networks, plan.recipe, history)
@@ -186,36 +199,44 @@ def _train(
     held_out: Example | None,
     *,
     key: PRNGKey,
+    rng: np.random.Generator,
     epochs: int,
     batch_size: int,
     learning_rate: float,
     schedule: Schedule,
     optimizer: optax.GradientTransformation | None,
     patience: int | None,
+    mesh: Mesh | None,
     progress: bool,
 ) -> tuple[Networks, History]:
     steps = len(examples.u) // batch_size
-    params, _ = _pack(eqx.filter(networks, eqx.is_inexact_array), optimizer)
-    opt_state = (optimizer or ADAM).init(params)
-    state = _State(networks, opt_state, jnp.zeros((), int))
+    arrays = eqx.filter(networks, eqx.is_inexact_array)
+    size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
+    flat = on_device(np.zeros(size))
+    opt_state = ADAM.init(flat) if optimizer is None else optimizer.init(arrays)
+    state = _State(networks, opt_state, np.zeros((), np.int32))
     # Arrays, not numbers: another value of these compiles nothing anew.
-    total, rate = jnp.asarray(float(steps * epochs)), jnp.asarray(learning_rate, float)
+    total, rate = on_device(steps * epochs), on_device(learning_rate)
+    state, examples, held_out, loss = replicate((state, examples, held_out, loss), mesh)
     record: list[dict[str, float]] = []
     best, stopped = _Best(networks, loss.groups), "finished"
     start = time.perf_counter()
     bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
     try:
         for epoch in range(1, epochs + 1):
+            order = rng.permutation(len(examples.u))[: steps * batch_size]
+            key = random_key(rng, key)
             state, info = _epoch(
                 state,
                 examples,
-                jax.random.fold_in(key, epoch),
+                order.reshape(steps, batch_size).astype(np.int32),
+                key,
                 total,
                 rate,
                 loss=loss,
                 optimizer=optimizer,
                 schedule=schedule,
-                batch_size=batch_size,
+                mesh=mesh,
             )
             row = _summarise(jax.device_get(info), epoch, steps)
             judged = None
@@ -244,7 +265,7 @@ def _train(
         seconds=time.perf_counter() - start,
         simulations=len(examples.u) + (0 if held_out is None else len(held_out.u)),
     )
-    return best.networks, history
+    return gather(best.networks, mesh), history
 
 
 class _Best:
@@ -301,23 +322,25 @@ def _pack(arrays, optimizer: optax.GradientTransformation | None):
 
 @compiled
 def _epoch(
-    state: _State, examples: Example, key, total, rate, *, loss, optimizer, schedule, batch_size
+    state: _State, examples: Example, order, key, total, rate, *, loss, optimizer, schedule, mesh
 ):
-    k_batches, k_loss = jax.random.split(key)
-    batches = loss.batches(state.networks, examples, batch_size, k_batches)
+    # All keys at once: every call that makes random numbers takes long to compile.
+    keys = jax.random.split(key, (len(order) + 1, loss.N_KEYS))
+    batches, keys = loss.batches(state.networks, examples, order, keys[0]), keys[1:]
     arrays, static = eqx.partition(state.networks, eqx.is_inexact_array)
     params, unpack = _pack(arrays, optimizer)
 
-    def batch_loss(params, batch, key, progress):
+    def batch_loss(params, batch, keys, progress):
         networks = eqx.combine(unpack(params), static)
-        terms, info = loss(networks, batch, key, progress)
+        terms, info = loss(networks, batch, keys, progress)
         return sum(terms.values()) + networks.penalty(), (terms, info)
 
-    def step(carry, batch):
+    def step(carry, part):
+        batch, keys = split_leading(part[0], mesh), part[1]
         params, opt_state, number = carry
         progress = number / total
         (value, (terms, info)), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
-            params, batch, jax.random.fold_in(k_loss, number), progress
+            params, batch, keys, progress
         )
         squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
         ok = jnp.isfinite(value) & jnp.isfinite(squares)
@@ -329,7 +352,7 @@ def _epoch(
         return (params, opt_state, number + 1), {"loss": value, **terms, **info, "ok": ok}
 
     start = (params, state.opt_state, state.step)
-    (params, opt_state, number), info = jax.lax.scan(step, start, batches)
+    (params, opt_state, number), info = jax.lax.scan(step, start, (batches, keys))
     return _State(eqx.combine(unpack(params), static), opt_state, number), info
 
 

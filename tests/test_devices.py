@@ -1,0 +1,62 @@
+"""Several devices give what one gives: in a process of its own, with eight virtual ones."""
+
+import subprocess
+import sys
+
+import pytest
+
+from consilience.devices import make_mesh
+from tests.conftest import quick
+
+PROGRAM = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np
+import consilience as cs
+from tests.conftest import TINY, conjugate_model
+
+model = cs.Model(conjugate_model(2).prior, conjugate_model(2).simulator, data=cs.Set())
+sims = cs.simulate(model, 64, key=jax.random.key(0))
+found = []
+for devices in (None, jax.devices()):
+    fit = cs.fit(
+        model, sims, key=jax.random.key(1), posterior=TINY, epochs=4, batch_size=16,
+        likelihood=TINY, unlabeled=sims.x[:16],
+        self_consistency=cs.SelfConsistency(4, cs.Constant(1.0)),
+        devices=devices, progress=False,
+    )
+    split = devices if len(found) else None
+    draws = fit.sample(sims.x[:3], 100, key=jax.random.key(2), corrected=True, devices=split)
+    weights = [np.asarray(leaf) for leaf in jax.tree.leaves(fit.networks)]
+    found.append((weights, fit.history.terms, draws["theta"].values))
+assert len(jax.devices()) == 8
+(one, terms, draws), (eight, terms_8, draws_8) = found
+for a, b in zip(one, eight, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+for name in ("posterior", "consistency", "unlabeled"):
+    assert np.all(terms[name] != 0)
+    np.testing.assert_allclose(terms[name], terms_8[name], rtol=1e-3, atol=1e-4)
+plain = fit.sample(sims.x[:3], 100, key=jax.random.key(3))["theta"].values
+split = fit.sample(sims.x[:3], 100, key=jax.random.key(3), devices=jax.devices())["theta"].values
+np.testing.assert_allclose(plain, split, rtol=1e-4, atol=1e-5)
+print("the same")
+"""
+
+
+def test_eight_devices_give_the_fit_and_the_draws_of_one():
+    """Posterior and likelihood learned in tandem, with unlabelled data."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip().endswith("the same")
+
+
+def test_a_batch_that_cannot_be_split_is_refused(named_model, named_sims):
+    with pytest.raises(ValueError, match=r"batch of 15 runs cannot be split evenly among 2"):
+        quick(named_model, named_sims, batch_size=15, devices=["first", "second"])
+
+
+def test_one_device_is_no_mesh():
+    assert make_mesh(None) is None
+    assert make_mesh(["only"]) is None
