@@ -33,8 +33,31 @@ def train(theta, x, epochs, batch):
         ),
         optimizer=keras.optimizers.Adam(rate, clipnorm=1.5),
     )
-    workflow.fit_offline({"theta": theta, "x": x}, epochs=epochs, batch_size=batch, verbose=0)
-    return workflow
+    ends = Ends()
+    workflow.fit_offline(
+        {"theta": theta, "x": x}, epochs=epochs, batch_size=batch, verbose=0, callbacks=[ends]
+    )
+    return workflow, ends.times
+
+
+class Ends(keras.callbacks.Callback):
+    """When each epoch ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.times.append(time.perf_counter())
+
+
+def median(run, times=5):
+    def once():
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return float(np.median([once() for _ in range(times)]))
 
 
 def main():
@@ -51,14 +74,24 @@ def main():
     keras.utils.set_random_seed(args.seed)
 
     start = time.perf_counter()
-    workflow = train(theta, x, args.epochs, args.batch)
+    workflow, ends = train(theta, x, args.epochs, args.batch)
     train_seconds = time.perf_counter() - start
+    # The first epochs compile.
+    step_seconds = float(np.median(np.diff(ends[2:]))) / -(-len(theta) // args.batch)
 
     sample_seconds = []
     for _ in range(2):
         start = time.perf_counter()
         draws = workflow.sample(num_samples=1000, conditions={"x": x_test})["theta"]
         sample_seconds.append(time.perf_counter() - start)
+
+    one = {"x": x_test[:1]}
+    workflow.sample(num_samples=1000, conditions=one)
+    latency = median(lambda: workflow.sample(num_samples=1000, conditions=one))
+    # Of 100,000 draws: 1,000 for each test set.
+    every = {"theta": draws.reshape(-1, 2), "x": np.repeat(x_test, 1000, axis=0)}
+    workflow.log_prob(every)
+    densities = median(lambda: workflow.log_prob(every), 1)
 
     cold, warm = sample_seconds
     version = f"bayesflow {bf.__version__}"
@@ -68,6 +101,9 @@ def main():
         train_seconds=train_seconds,
         sample_seconds_cold=cold,
         sample_seconds=warm,
+        step_seconds=step_seconds,
+        latency_seconds=latency,
+        density_seconds=densities,
         version=version,
     )
     print(f"{version}: train {train_seconds:.2f} s, sample {cold:.2f} s cold, {warm:.2f} s warm")

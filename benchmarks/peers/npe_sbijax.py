@@ -128,6 +128,23 @@ def main():
         model.sample_posterior(key, params, x_test[0], n_samples=1000)
         sample_posterior_seconds = time.perf_counter() - start
 
+    def median(run, times=5):
+        run()
+        found = []
+        for _ in range(times):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            found.append(time.perf_counter() - start)
+        return float(np.median(found))
+
+    latency = median(lambda: sample(key, params, x_test[:1]))
+    # Of 100,000 draws: 1,000 for each test set.
+    values, given = draws.reshape(-1, 2), np.repeat(x_test, 1000, axis=0)
+    evaluate = jax.jit(
+        lambda params, y, x: model.model.apply(params, None, method="log_prob", y=y, x=x)
+    )
+    densities = median(lambda: evaluate(params, values, given), 3)
+
     # Every fit compiles its step in the first epoch; the ten epochs after it are warm.
     again, _ = train(key, theta, x, 11, args.batch)
     step_seconds = (again.ends[-1] - again.ends[0]) / (10 * -(-len(theta) // args.batch))
@@ -142,6 +159,8 @@ def main():
         sample_seconds=warm,
         sample_posterior_seconds=sample_posterior_seconds,
         step_seconds=step_seconds,
+        latency_seconds=latency,
+        density_seconds=densities,
         version=version,
     )
     print(f"{version}: train {train_seconds:.2f} s, sample {cold:.2f} s cold, {warm:.2f} s warm")
