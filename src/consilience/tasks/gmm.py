@@ -40,6 +40,7 @@ def row_log_likelihood(theta: Float[Array, "2"], row: Float[Array, "2"]) -> Scal
     return jax.nn.logsumexp(-squares / (2 * VARIANCE)) - normal
 
 
+@functools.cache
 def model() -> Model:
     """The mixture, with its log-likelihood.
 
