@@ -4,7 +4,7 @@
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
-# make bench   time and accuracy beside BayesFlow and sbi (installs them apart)
+# make bench   time and accuracy beside BayesFlow, sbi and sbijax (installs them apart)
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -269,9 +269,9 @@ def report(rows, consistent, first, growth, others, floor) -> str:
     ]
     if "moons" in others:
         found = others["moons"]
-        lines.append(f"{found['train']:.1f} s, {1e3 * found['step']:.1f} ms a step.")
+        lines.append(f"K = 10: {found['train']:.1f} s, {1e3 * found['step']:.1f} ms a step.")
     else:
-        lines.append("left out of this run.")
+        lines.append("K = 10: left out of this run.")
     lines.append(
         "SIR with 160 days, SC-NPLE, 2,048 simulations, two five-layer networks, 5 epochs,"
     )
