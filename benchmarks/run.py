@@ -265,7 +265,7 @@ def report(rows, consistent, first, growth, others, floor) -> str:
         ]
     lines += [
         "",
-        "Two moons, SC-NPLE, 1,024 simulations, two six-layer networks, 20 epochs, K = 10:",
+        "Two moons, SC-NPLE, 1,024 simulations, two six-layer networks, 20 epochs,",
     ]
     if "moons" in others:
         found = others["moons"]
