@@ -13,7 +13,8 @@ import pytest
 from jax.test_util import check_grads
 from scipy import stats
 
-from consilience.flows import Affine, Coupling, Flow, Spline, base_log_prob, base_sample
+from consilience.bases import base_log_prob, base_sample
+from consilience.flows import Affine, Coupling, Flow, Spline
 from consilience.steps import _condition
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -17,10 +17,11 @@ import xarray as xr
 from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
+from consilience.bases import base_sample
 from consilience.compiling import compiled
 from consilience.devices import Devices, along_second, make_mesh, replicate
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
-from consilience.flows import Coupling, base_sample
+from consilience.flows import Coupling
 from consilience.host import OnHost, failures_as_raised
 from consilience.model import Model
 from consilience.networks import generator

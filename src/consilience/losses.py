@@ -31,10 +31,10 @@ from consilience.approximators import (
     likelihood_standard,
     twice,
 )
+from consilience.bases import Numbers
 from consilience.consistency import Known, SelfConsistency, Spots, consistency, propose
 from consilience.data import DataSpace
 from consilience.evidence import Joint, make_joint
-from consilience.flows import Numbers
 from consilience.proposals import EpochCopy
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from consilience.approximators import Posterior
+from consilience.bases import base_log_prob, base_sample
 from consilience.compiling import compiled
 from consilience.evidence import Joint
-from consilience.flows import base_log_prob, base_sample
 from consilience.types import Flat, PRNGKey, Scalar, Theta
 
 CHAINS, WARMUP = 4, 200

@@ -352,23 +352,12 @@ def _pull_forward(x, found: _Bin, bins: int, grad_y, grad_log):
         levels.append(MAX_LOG_FACTOR * grad * knot.harmonic)
         grad_mean += 0.5 * grad * (knot.harmonic / mean) ** 2
     grad_x = grad_xi / width
-    return grad_x, _Bin(
-        number=jnp.zeros_like(x),
-        x=_Side(
-            before=-part * grad_x,
-            share=-part * (grad_xi * xi + grad_mean * mean) / width,
-            previous=-beyond[0] * knots[0].slope,
-            next=-beyond[1] * knots[1].slope,
-        ),
-        y=_Side(
-            before=part * grad_y,
-            share=part * (grad_y * share * width + grad_mean) / width,
-            previous=beyond[0],
-            next=beyond[1],
-        ),
-        level=levels[0],
-        next_level=levels[1],
-    )
+    grad_width = -part * (grad_xi * xi + grad_mean * mean) / width
+    grad_height = part * (grad_y * share * width + grad_mean) / width
+    falls = (-grad * knot.slope for grad, knot in zip(beyond, knots, strict=True))
+    x_side = _Side(-part * grad_x, grad_width, *falls)
+    y_side = _Side(part * grad_y, grad_height, *beyond)
+    return grad_x, _Bin(jnp.zeros_like(x), x_side, y_side, *levels)
 
 
 class _Knot(NamedTuple):
@@ -383,12 +372,8 @@ class _Knot(NamedTuple):
 def _knot(mean, width_share, height_share, level, bins: int) -> _Knot:
     width = _size(width_share, bins)
     slope = _size(height_share, bins) / width
-    return _Knot(
-        width=width,
-        slope=slope,
-        harmonic=2 * mean * slope / (mean + slope),
-        factor=jnp.exp(MAX_LOG_FACTOR * level),
-    )
+    harmonic = 2 * mean * slope / (mean + slope)
+    return _Knot(width, slope, harmonic, jnp.exp(MAX_LOG_FACTOR * level))
 
 
 _unit_spline.defvjp(_unit_spline_fwd, _unit_spline_bwd)
