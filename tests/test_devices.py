@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from consilience.devices import make_mesh
+from consilience.fitted import _blocks
 from tests.conftest import quick
 
 PROGRAM = """
@@ -56,6 +57,14 @@ def test_eight_devices_give_the_fit_and_the_draws_of_one():
 def test_a_batch_that_cannot_be_split_is_refused(named_model, named_sims):
     with pytest.raises(ValueError, match=r"batch of 15 runs cannot be split evenly among 2"):
         quick(named_model, named_sims, batch_size=15, devices=["first", "second"])
+
+
+@pytest.mark.parametrize("share", [1, 3, 24])
+def test_blocks_of_draws_can_be_shared_out_evenly(share):
+    for m, n in [(1, 5), (3, 100), (200, 5000)]:
+        blocks = list(_blocks(m, n, share))
+        assert all(len(j) % share == 0 for _, j in blocks)
+        assert {(a, b) for i, j in blocks for a in i for b in j} >= {(0, 0), (m - 1, n - 1)}
 
 
 def test_one_device_is_no_mesh():

@@ -18,9 +18,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CPU_OPTIONS: dict[str, Any] = {
-    # A third faster to compile, and no slower to run, than the default, 3.
+    # Faster to compile, and no slower to run, than the default, 3.
     "xla_backend_optimization_level": 1,
-    # Products by Eigen, not by YNNPACK: half the time at the sizes of a training step.
+    # Products by Eigen, not by YNNPACK: faster at the sizes of a training step.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
 """Options of XLA for a CPU; other devices take the defaults."""

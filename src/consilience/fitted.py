@@ -231,7 +231,7 @@ class Fit(eqx.Module):
             part = layout.unnamed({name: array[i] for name, array in arrays.items()})
             return _draw(posterior, joint, key, part, i, j[0], len(j), mesh)
 
-        return _in_blocks(m, n, block), batched
+        return _in_blocks(m, n, block, 1 if mesh is None else mesh.size), batched
 
     def log_prob(self, theta: Theta | xr.Dataset | np.ndarray, x: Data) -> np.ndarray:
         """The log posterior density at named parameters.
@@ -289,22 +289,24 @@ def _one_chain(draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values[:, None] for name, values in draws.items()}
 
 
-def _blocks(m: int, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(m: int, n: int, share: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Blocks of datasets and draws, of one shape; the last may reach beyond `m` and `n`.
 
-    Sizes are powers of two, or one dataset: requests of many sizes share few shapes.
+    Sizes are powers of two, or one dataset: requests of many sizes share few shapes. Draws
+    can be shared out evenly among `share` devices.
     """
     columns = min(BLOCK, 1 << max(4, (n - 1).bit_length())) if n else 1
+    columns = -(-columns // share) * share
     rows = 1 if m == 1 else max(1, min(BLOCK // columns, 1 << (m - 1).bit_length()))
     for i in range(0, m, rows):
         for j in range(0, n, columns):
             yield np.arange(i, i + rows), np.arange(j, j + columns)
 
 
-def _in_blocks(m: int, n: int, block):
+def _in_blocks(m: int, n: int, block, share: int = 1):
     """A tree of arrays (m, n, ...), made block by block of datasets and draws."""
     result: Any = None
-    for i, j in _blocks(m, n):
+    for i, j in _blocks(m, n, share):
         part = jax.device_get(block(np.minimum(i, m - 1), j))
         if result is None:
             result = jax.tree.map(lambda a: np.empty((m, n, *a.shape[2:]), a.dtype), part)

@@ -10,7 +10,8 @@ inverse is accurate and the log density has a spike.
 
 Bins lie on the leading axis and are unrolled, so that every operation is one vectorised
 loop over values: gathers, and the scatters of their gradients, are slow on a CPU. Finding
-the bin has a derivative written out by hand; the formula above is left to autodiff.
+the bin and the way forward have their derivatives written out; that of the inverse is left
+to autodiff.
 """
 
 import functools
@@ -306,8 +307,7 @@ def _unit_spline_bwd(inverse, saved, grad_out):
 def _pull_forward(x, found: _Bin, bins: int, grad_y, grad_log):
     """The derivative of `_y_of_x` for the value and the bin, by hand.
 
-    Autodiff gives the same numbers in fifteen times as many operations, which XLA compiles
-    for longer than all other parts of a training step.
+    Autodiff gives the same numbers in many more operations, and XLA compiles them for longer.
     """
     width, height = _size(found.x.share, bins), _size(found.y.share, bins)
     mean = height / width
