@@ -36,12 +36,13 @@ def test_a_second_process_takes_what_the_first_compiled(tmp_path):
 
 def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
     monkeypatch.setattr(compiling, "CPU_OPTIONS", {"xla_no_such_option": 1})
-    assert compiling._options.__wrapped__("cpu") is None
-    assert compiling._options.__wrapped__("gpu") is None
+    assert compiling._options.__wrapped__("cpu", False) is None
+    assert compiling._options.__wrapped__("gpu", False) is None
 
 
 def test_options_are_known_here():
-    assert compiling._options.__wrapped__("cpu") == compiling.CPU_OPTIONS
+    assert compiling._options.__wrapped__("cpu", False) == compiling.CPU_OPTIONS
+    assert compiling._options.__wrapped__("cpu", True) == compiling.QUICK_OPTIONS
 
 
 def test_numbers_go_to_the_device_without_compiling():

@@ -79,8 +79,17 @@ def test_without_validation_the_last_epoch_counts(named_model, named_sims):
     assert "validation" not in fit.history.terms
 
 
+def test_short_and_long_fits_learn_the_same(named_model, named_sims, monkeypatch):
+    short = quick(named_model, named_sims)
+    monkeypatch.setattr(training, "SHORT", 0)
+    long = quick(named_model, named_sims)
+    np.testing.assert_allclose(
+        long.history.terms["loss"], short.history.terms["loss"], rtol=1e-3, atol=1e-4
+    )
+
+
 def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
-    original, calls = training._epoch, []
+    original, calls = training._short_epoch, []
 
     def interrupted(*args, **settings):
         calls.append(1)
@@ -88,7 +97,7 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return original(*args, **settings)
 
-    monkeypatch.setattr(training, "_epoch", interrupted)
+    monkeypatch.setattr(training, "_short_epoch", interrupted)
     # A process started in the background ignores Ctrl-C: have it heeded here in any case.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

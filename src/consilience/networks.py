@@ -66,9 +66,17 @@ class Linear(eqx.Module):
         return self.matrix() @ value + self.bias
 
 
+@jax.custom_jvp
 def silu(value: Array) -> Array:
-    """`jax.nn.silu`, written with tanh: faster on a CPU."""
+    """`jax.nn.silu`, written with tanh and with a short derivative: faster on a CPU."""
     return value * (0.5 + 0.5 * jnp.tanh(0.5 * value))
+
+
+@silu.defjvp
+def _silu_jvp(primals, tangents):
+    (value,), (tangent,) = primals, tangents
+    share = 0.5 + 0.5 * jnp.tanh(0.5 * value)
+    return value * share, tangent * (share * (1 + value * (1 - share)))
 
 
 def activation(name: str) -> Callable:

@@ -46,6 +46,9 @@ ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 
 VALIDATION_BLOCK = 256
 
+SHORT = 500
+"""Up to so many steps, a fit is over before faster steps make up for a longer compilation."""
+
 
 class TrainingError(RuntimeError):
     """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
@@ -218,6 +221,8 @@ def _train(
     # Arrays, not numbers: another value of these compiles nothing anew.
     total, rate = on_device(steps * epochs), on_device(learning_rate)
     state, examples, held_out, loss = replicate((state, examples, held_out, loss), mesh)
+    run_epoch = _short_epoch if steps * epochs <= SHORT else _epoch
+    settings = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}
     record: list[dict[str, float]] = []
     best, stopped = _Best(networks, loss.groups), "finished"
     start = time.perf_counter()
@@ -225,19 +230,9 @@ def _train(
     try:
         for epoch in range(1, epochs + 1):
             order = rng.permutation(len(examples.u))[: steps * batch_size]
+            order = order.reshape(steps, batch_size).astype(np.int32)
             key = random_key(rng, key)
-            state, info = _epoch(
-                state,
-                examples,
-                order.reshape(steps, batch_size).astype(np.int32),
-                key,
-                total,
-                rate,
-                loss=loss,
-                optimizer=optimizer,
-                schedule=schedule,
-                mesh=mesh,
-            )
+            state, info = run_epoch(state, examples, order, key, total, rate, **settings)
             row = _summarise(jax.device_get(info), epoch, steps)
             judged = None
             if held_out is not None:
@@ -320,8 +315,7 @@ def _pack(arrays, optimizer: optax.GradientTransformation | None):
     return ravel_pytree(arrays) if optimizer is None else (arrays, lambda tree: tree)
 
 
-@compiled
-def _epoch(
+def _run_epoch(
     state: _State, examples: Example, order, key, total, rate, *, loss, optimizer, schedule, mesh
 ):
     # All keys at once: every call that makes random numbers takes long to compile.
@@ -335,10 +329,14 @@ def _epoch(
         terms, info = loss(networks, batch, keys, progress)
         return sum(terms.values()) + networks.penalty(), (terms, info)
 
+    # All rates at once, too: inside, XLA would compute a rate for every weight.
+    progress = (state.step + jnp.arange(len(order))) / total
+    rates = rate * jax.vmap(schedule)(progress)
+
     def step(carry, part):
-        batch, keys = split_leading(part[0], mesh), part[1]
-        params, opt_state, number = carry
-        progress = number / total
+        batch, keys, progress, rate = part
+        batch = split_leading(batch, mesh)
+        params, opt_state = carry
         (value, (terms, info)), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
             params, batch, keys, progress
         )
@@ -346,14 +344,19 @@ def _epoch(
         ok = jnp.isfinite(value) & jnp.isfinite(squares)
         updates, new_opt_state = (optimizer or ADAM).update(gradient, opt_state, params)
         if optimizer is None:
-            updates = -rate * schedule(progress) * updates
+            updates = -rate * updates
         new = (optax.apply_updates(params, updates), new_opt_state)
         params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
-        return (params, opt_state, number + 1), {"loss": value, **terms, **info, "ok": ok}
+        return (params, opt_state), {"loss": value, **terms, **info, "ok": ok}
 
-    start = (params, state.opt_state, state.step)
-    (params, opt_state, number), info = jax.lax.scan(step, start, (batches, keys))
-    return _State(eqx.combine(unpack(params), static), opt_state, number), info
+    start, parts = (params, state.opt_state), (batches, keys, progress, rates)
+    (params, opt_state), info = jax.lax.scan(step, start, parts)
+    networks = eqx.combine(unpack(params), static)
+    return _State(networks, opt_state, state.step + len(order)), info
+
+
+_epoch = compiled(_run_epoch)
+_short_epoch = compiled(_run_epoch, quick=True)
 
 
 @compiled
