@@ -4,10 +4,14 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-EXPERIMENT_FILE = "experiment.txt"
-NAMES = ("gmm", "two-moons", "hes1", "source", "sir")
+from consilience.compiling import keep_compiled
+from consilience.experiments import EXPERIMENTS
+from consilience.experiments.cells import Choice
+from consilience.experiments.experiment import read_name
+from consilience.experiments.report import report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="consilience", description="Self-consistent amortized Bayesian inference."
     )
+    parser.add_argument("--version", action="version", version=version("consilience"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "reproduce",
@@ -37,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run an experiment of the paper. Finished cells are kept: stop at any time, "
         "and run again to go on.",
     )
-    run.add_argument("experiment", choices=NAMES)
+    run.add_argument("experiment", choices=EXPERIMENTS)
     run.add_argument("--out", type=Path, help="folder for the results (out/EXPERIMENT)")
     run.add_argument("--budgets", type=int, nargs="+", metavar="N", help="numbers of simulations")
     run.add_argument("--samples", type=int, nargs="+", metavar="K", help="values of theta a loss")
@@ -56,16 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    # Here, not above: the command's help need not wait for JAX.
-    from consilience.compiling import keep_compiled
-    from consilience.experiments import EXPERIMENTS
-    from consilience.experiments.cells import Choice
-
     keep_compiled()
     quick = "-quick" * options.quick
     folder = options.out or Path("out") / f"{options.experiment}{quick}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / EXPERIMENT_FILE).write_text(options.experiment + "\n")
     choice = Choice(
         options.budgets, options.samples, options.seeds, options.methods, options.protocols
     )
@@ -76,16 +74,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from consilience.experiments import EXPERIMENTS
-    from consilience.experiments.report import report
-
-    about = options.folder / EXPERIMENT_FILE
-    if not about.exists():
-        raise ValueError(
-            f"{options.folder} holds no results of an experiment ({EXPERIMENT_FILE} is missing): "
-            "run `consilience reproduce` first."
-        )
-    page = report(EXPERIMENTS[about.read_text().strip()], options.folder, options.out)
+    page = report(EXPERIMENTS[read_name(options.folder)], options.folder, options.out)
     print(page.read_text())
     print(f"Written to {page.parent}: {page.name}, a CSV and figures.")
     return 0

@@ -28,6 +28,7 @@ from consilience.types import Data, PRNGKey
 
 DRAWS, RANK_DRAWS = 1000, 199
 TEST_KEY, EXACT_KEY = 10_000, 20_000
+NAME_FILE = "experiment.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,20 @@ class Experiment:
         folder, choice = Path(folder), choice or Choice()
         seeds = (1 if quick else self.seeds) if choice.seeds is None else choice.seeds
         cells = plan(self.quick if quick else self.blocks, choice, seeds)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME_FILE).write_text(self.name + "\n")
         run = lambda cell: self.run(cell, folder, quick)  # noqa: E731
         return run_cells(cells, run, folder, progress=progress)
+
+
+def read_name(folder: Path) -> str:
+    """Which experiment a folder holds."""
+    if not (folder / NAME_FILE).exists():
+        raise ValueError(
+            f"{folder} holds no results of an experiment ({NAME_FILE} is missing): run "
+            "`consilience reproduce` first."
+        )
+    return (folder / NAME_FILE).read_text().strip()
 
 
 def training_set(model: Model, cell: Cell) -> tuple[Simulations, PRNGKey]:
