@@ -1,6 +1,9 @@
 """Shape checks at run time for the whole package, and the fits that several tests share."""
 
 import functools
+import os
+import tempfile
+from pathlib import Path
 
 from jaxtyping import install_import_hook
 
@@ -13,8 +16,18 @@ import numpyro.distributions as dist  # noqa: E402
 import pytest  # noqa: E402
 
 import consilience as cs  # noqa: E402
+from consilience import compiling  # noqa: E402
 
 ROWS = 10
+
+LONG_OPTIONS = dict(compiling.CPU_OPTIONS)
+"""The options of long fits. Here everything takes those of short ones: tests mostly compile."""
+compiling.CPU_OPTIONS.update(compiling.QUICK_OPTIONS)
+
+if run := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
+    # What one worker has compiled the other need not compile again.
+    shared = Path(tempfile.gettempdir()) / f"consilience-tests-{run}"
+    jax.config.update("jax_compilation_cache_dir", str(shared))
 
 
 @functools.cache

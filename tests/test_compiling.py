@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import consilience as cs
 from consilience.compiling import compiled
+from tests.conftest import LONG_OPTIONS
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
@@ -40,8 +41,9 @@ def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
     assert compiling._options.__wrapped__("gpu", False) is None
 
 
-def test_options_are_known_here():
-    assert compiling._options.__wrapped__("cpu", False) == compiling.CPU_OPTIONS
+def test_options_are_known_here(monkeypatch):
+    monkeypatch.setattr(compiling, "CPU_OPTIONS", LONG_OPTIONS)
+    assert compiling._options.__wrapped__("cpu", False) == LONG_OPTIONS != compiling.QUICK_OPTIONS
     assert compiling._options.__wrapped__("cpu", True) == compiling.QUICK_OPTIONS
 
 

@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import consilience as cs
-from consilience import training
+from consilience import compiling, training
 from consilience.losses import Objective
-from tests.conftest import quick
+from tests.conftest import LONG_OPTIONS, quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -82,6 +82,9 @@ def test_without_validation_the_last_epoch_counts(named_model, named_sims):
 def test_short_and_long_fits_learn_the_same(named_model, named_sims, monkeypatch):
     short = quick(named_model, named_sims)
     monkeypatch.setattr(training, "SHORT", 0)
+    monkeypatch.setattr(compiling, "CPU_OPTIONS", LONG_OPTIONS)
+    monkeypatch.setattr(compiling, "_options", compiling._options.__wrapped__)
+    monkeypatch.setattr(compiling, "_jitted", compiling._jitted.__wrapped__)
     long = quick(named_model, named_sims)
     np.testing.assert_allclose(
         long.history.terms["loss"], short.history.terms["loss"], rtol=1e-3, atol=1e-4
