@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from consilience import compiling
+from tests.conftest import LONG_OPTIONS
 
 PROGRAM = """
 import sys
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import consilience as cs
 from consilience.compiling import compiled
-from tests.conftest import LONG_OPTIONS
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
