@@ -96,6 +96,13 @@ def test_a_report_has_means_and_standard_errors(tmp_path):
         assert {row["seeds"] for row in csv.DictReader(file)} == {"3"}
 
 
+def test_a_folder_holds_one_experiment(tmp_path):
+    choice = Choice(budgets=[64], methods=["NPE"])
+    SOME.reproduce(tmp_path, choice, progress=False)
+    with pytest.raises(ValueError, match="holds results of some: pass another folder for some q"):
+        SOME.reproduce(tmp_path, choice, quick=True, progress=False)
+
+
 def test_a_report_of_nothing_says_what_to_do(tmp_path, capsys):
     with pytest.raises(ValueError, match="run `consilience reproduce some"):
         report(SOME, tmp_path)

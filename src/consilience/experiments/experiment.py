@@ -85,8 +85,7 @@ class Experiment:
         folder, choice = Path(folder), choice or Choice()
         seeds = (1 if quick else self.seeds) if choice.seeds is None else choice.seeds
         cells = plan(self.quick if quick else self.blocks, choice, seeds)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / NAME_FILE).write_text(self.name + "\n")
+        _claim(folder, f"{self.name}{' quick' * quick}")
         run = lambda cell: self.run(cell, folder, quick)  # noqa: E731
         return run_cells(cells, run, folder, progress=progress)
 
@@ -98,7 +97,17 @@ def read_name(folder: Path) -> str:
             f"{folder} holds no results of an experiment ({NAME_FILE} is missing): run "
             "`consilience reproduce` first."
         )
-    return (folder / NAME_FILE).read_text().strip()
+    return (folder / NAME_FILE).read_text().split()[0]
+
+
+def _claim(folder: Path, name: str):
+    """Say whose results a folder holds; refuse one that holds others."""
+    path = folder / NAME_FILE
+    held = path.read_text().strip() if path.exists() else name
+    if held != name:
+        raise ValueError(f"{folder} holds results of {held}: pass another folder for {name}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(name + "\n")
 
 
 def training_set(model: Model, cell: Cell) -> tuple[Simulations, PRNGKey]:
