@@ -132,6 +132,13 @@ def distances(draws: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return np.asarray(mmd(jnp.asarray(draws), jnp.asarray(exact)))
 
 
+def against_exact(fit: Fit, x: Data, exact: np.ndarray, seed: int) -> Found:
+    """The mean MMD over test sets, that of each, and a few draws to show."""
+    draws = draw(fit, x, seed)["theta"]
+    each = distances(draws, exact)
+    return Found({"mmd": float(each.mean())}, {"mmd": each, "draws": draws[:4], "exact": exact[:4]})
+
+
 def ranked(fit: Fit, n: int) -> Found:
     """Simulation-based calibration: the error and the verdict for every parameter, and ranks."""
     table = calibrate(fit, n=n, key=jax.random.key(TEST_KEY + 1), draws=RANK_DRAWS).table

@@ -14,6 +14,7 @@ from consilience.experiments.experiment import (
     EXACT_KEY,
     Experiment,
     Table,
+    against_exact,
     distances,
     draw,
     ranked,
@@ -79,12 +80,9 @@ def run(cell: Cell, folder: Path, quick: bool) -> Found:
     if cell.protocol == "paper":
         chosen["validation"] = 0.0
     fitted = fit(model, sims, key=key, **chosen)
-    draws = draw(fitted, tests.x, cell.seed)["theta"]
-    each_mmd = distances(draws, exact)
+    found = against_exact(fitted, tests.x, exact, cell.seed)
     ranks = ranked(fitted, 100 if quick else 500)
-    numbers = {"mmd": float(each_mmd.mean()), **ranks.numbers}
-    shown = {"draws": draws[:4], "exact": exact[:4]}
-    return Found(numbers, {"mmd": each_mmd, **shown, **ranks.arrays})
+    return Found({**found.numbers, **ranks.numbers}, {**found.arrays, **ranks.arrays})
 
 
 BUDGETS = (256, 512, 1024, 2048, 4096)

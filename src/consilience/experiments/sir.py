@@ -14,9 +14,8 @@ from consilience.experiments.experiment import (
     Experiment,
     Published,
     Table,
+    against_exact,
     computed_once,
-    distances,
-    draw,
     test_set,
     training_set,
 )
@@ -68,10 +67,7 @@ def run(cell: Cell, folder: Path, quick: bool) -> Found:
     model = sir.model(likelihood="NPLE" not in cell.method)
     sims, key = training_set(model, cell)
     fitted = fit(model, sims, key=key, **settings(cell, quick))
-    draws = draw(fitted, tests.x, cell.seed)["theta"]
-    each = distances(draws, exact)
-    arrays = {"mmd": each, "draws": draws[:4], "exact": exact[:4]}
-    return Found({"mmd": float(each.mean())}, arrays)
+    return against_exact(fitted, tests.x, exact, cell.seed)
 
 
 SAMPLES = (5, 10, 50, 100)
