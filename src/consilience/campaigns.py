@@ -20,7 +20,6 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from typing import Protocol
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -29,6 +28,7 @@ from consilience.commands import Command
 from consilience.external import External
 from consilience.failures import Failures
 from consilience.runs import DIED, Failure, Outcome, Spec, Task, blank, run_chunk
+from consilience.store import Store
 from consilience.types import Theta
 from consilience.workers import StartError, Workers
 
@@ -48,24 +48,59 @@ TICK = 30.0
 """Seconds between signs of life while no run ends."""
 
 
-class Keeper(Protocol):
-    """Where outcomes go: `Memory`, or `consilience.store.Store`."""
+class Memory:
+    """Runs in memory: lost when the process ends."""
 
-    spec: Spec | None
+    def __init__(self, n: int):
+        self.n = n
+        self.spec: Spec | None = None
+        self.x: dict[str, np.ndarray] = {}
+        self._settled = np.zeros(n, bool)
+        self._failed: dict[int, tuple[Failure, int]] = {}
 
-    def begin(self, spec: Spec, theta: Theta): ...
-    def grow(self, n: int): ...
-    def missing(self, n: int, retry: int = 0) -> np.ndarray: ...
-    def failures(self, numbers: np.ndarray) -> dict[int, Failure]: ...
+    def begin(self, spec: Spec, theta: Theta):
+        self.spec = spec
+        self.x = {name: blank(self.n, shape, dtype) for name, shape, dtype in spec.arrays}
+
+    def grow(self, n: int):
+        """There is room for all runs from the start."""
+
+    def missing(self, n: int, retry: int = 0) -> np.ndarray:
+        again = np.zeros(n, bool)
+        again[[i for i, (_, attempts) in self._failed.items() if attempts <= retry]] = True
+        return np.flatnonzero(~self._settled[:n] | again)
+
+    def failures(self, numbers: np.ndarray) -> dict[int, Failure]:
+        known = self._failed
+        return {i: known[j][0] for i, j in enumerate(numbers.tolist()) if j in known}
+
     def put(
         self,
         numbers: np.ndarray,
         theta: Theta,
         x: dict[str, np.ndarray],
         failed: dict[int, Failure],
-    ): ...
-    def touch(self): ...
-    def stopped(self, n: int) -> str: ...
+    ):
+        for name, array in x.items():
+            self.x[name][numbers] = array
+        self._settled[numbers] = True
+        for i, number in enumerate(numbers.tolist()):
+            _, attempts = self._failed.pop(number, (None, 0))
+            if i in failed:
+                self._failed[number] = failed[i], attempts + 1
+
+    def touch(self):
+        """Nobody else can see it."""
+
+    def stopped(self, n: int) -> str:
+        return (
+            f"Stopped after {int(self._settled.sum())} of {n} runs, which are lost: pass "
+            'store="runs.zarr" to keep runs, and to go on from them.'
+        )
+
+
+Keeper = Memory | Store
+"""Where outcomes go."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,54 +344,3 @@ class _Campaign:
 
 class _WorkerLostError(Exception):
     """The executor lost the worker of a chunk, and can go on without it."""
-
-
-class Memory:
-    """Runs in memory: lost when the process ends."""
-
-    def __init__(self, n: int):
-        self.n = n
-        self.spec: Spec | None = None
-        self.x: dict[str, np.ndarray] = {}
-        self._settled = np.zeros(n, bool)
-        self._failed: dict[int, tuple[Failure, int]] = {}
-
-    def begin(self, spec: Spec, theta: Theta):
-        self.spec = spec
-        self.x = {name: blank(self.n, shape, dtype) for name, shape, dtype in spec.arrays}
-
-    def grow(self, n: int):
-        """There is room for all runs from the start."""
-
-    def missing(self, n: int, retry: int = 0) -> np.ndarray:
-        again = np.zeros(n, bool)
-        again[[i for i, (_, attempts) in self._failed.items() if attempts <= retry]] = True
-        return np.flatnonzero(~self._settled[:n] | again)
-
-    def failures(self, numbers: np.ndarray) -> dict[int, Failure]:
-        known = self._failed
-        return {i: known[j][0] for i, j in enumerate(numbers.tolist()) if j in known}
-
-    def put(
-        self,
-        numbers: np.ndarray,
-        theta: Theta,
-        x: dict[str, np.ndarray],
-        failed: dict[int, Failure],
-    ):
-        for name, array in x.items():
-            self.x[name][numbers] = array
-        self._settled[numbers] = True
-        for i, number in enumerate(numbers.tolist()):
-            _, attempts = self._failed.pop(number, (None, 0))
-            if i in failed:
-                self._failed[number] = failed[i], attempts + 1
-
-    def touch(self):
-        """Nobody else can see it."""
-
-    def stopped(self, n: int) -> str:
-        return (
-            f"Stopped after {int(self._settled.sum())} of {n} runs, which are lost: pass "
-            'store="runs.zarr" to keep runs, and to go on from them.'
-        )

@@ -62,7 +62,7 @@ class External:
         return f"External({self.name})"
 
 
-def external(function: Callable[..., Data]) -> External:
+def external(function: Any) -> External:
     """A plain Python function as the simulator of a model: `function(rng, **parameters) -> x`.
 
     `rng` is a NumPy `Generator` of the run's own; parameters come by name, as floats or arrays

@@ -36,8 +36,8 @@ class Failures:
     def __len__(self) -> int:
         return len(self.failed)
 
-    def __getitem__(self, position: int) -> Failure:
-        return self.failed[position]
+    def __getitem__(self, position: int | np.integer) -> Failure:
+        return self.failed[int(position)]
 
     @property
     def positions(self) -> np.ndarray:

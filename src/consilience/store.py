@@ -12,7 +12,7 @@ import logging
 import math
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -189,25 +189,46 @@ class Store:
         return {i: failed[j] for i, j in enumerate(numbers.tolist()) if j in failed}
 
     def theta(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        return self._load({name: name for name in self._theta_names}, numbers)
+        """The parameters of these runs, by name."""
+        names = {name: name for name in self._theta_names}
+        return self._gather(names, numbers, lambda chunk, rows: self._columns(chunk, rows, names))
 
     def x(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The data of these runs, by name."""
-        return self._load(self._x_names, numbers)
+        """The data of these runs, by name, once they are seen to be as they were stored."""
+        return self._gather(self._x_names, numbers, self._checked)
 
-    def _load(self, names: dict[str, str], numbers: np.ndarray) -> dict[str, np.ndarray]:
-        result = {n: blank(len(numbers), *self._arrays[v]) for n, v in names.items()}
+    def _gather(
+        self,
+        names: dict[str, str],
+        numbers: np.ndarray,
+        read: Callable[[int, np.ndarray], dict[str, np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        result = {name: blank(len(numbers), *self._arrays[v]) for name, v in names.items()}
         for chunk, here in self._chunks(numbers):
+            columns = read(chunk, numbers[here] - chunk * self.rows)
             for name, variable in names.items():
-                array = self._read(chunk, variable)
-                result[name][here] = array[numbers[here] - chunk * self.rows]
+                result[name][here] = columns[variable]
         return result
+
+    def _checked(self, chunk: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        columns = self._columns(chunk, rows, self._arrays)
+        wrong = self._wrong(chunk * self.rows + rows, columns)
+        if len(wrong):
+            raise StoreError(
+                f"{len(wrong)} runs of {self.path}, the first of them run {wrong[0]}, were damaged "
+                "or changed since it was opened: open it again, or repeat the call that made it."
+            )
+        return columns
+
+    def _columns(self, chunk: int, rows: np.ndarray, names: Iterable) -> dict[str, np.ndarray]:
+        return {name: self._read(chunk, name)[rows] for name in names}
 
     def _chunks(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Chunks, and the positions of those of the numbers that lie in each."""
         order = np.argsort(numbers, kind="stable")
         chunks, starts = np.unique(numbers[order] // self.rows, return_index=True)
-        return zip(chunks.tolist(), np.split(order, starts[1:]), strict=True)
+        # Strict would not do: a split of nothing still has one part.
+        return zip(chunks.tolist(), np.split(order, starts[1:]), strict=False)
 
     # Writing.
 
@@ -285,9 +306,8 @@ class Store:
         damaged, numbers = [], self.numbers
         for chunk, here in self._chunks(numbers):
             rows = numbers[here] - chunk * self.rows
-            columns = {name: self._read(chunk, name)[rows] for name in self._arrays}
-            wrong = self._checksums(numbers[here], columns) != self._journal.crc[numbers[here]]
-            damaged += numbers[here][wrong].tolist()
+            columns = self._columns(chunk, rows, self._arrays)
+            damaged += self._wrong(numbers[here], columns).tolist()
         self._journal.forget(damaged)
         if damaged:
             logger.warning(
@@ -295,6 +315,9 @@ class Store:
                 "are run again when the campaign goes on.",
                 *(self.path, len(damaged), damaged[0]),
             )
+
+    def _wrong(self, numbers: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
+        return numbers[self._checksums(numbers, columns) != self._journal.crc[numbers]]
 
     def _checksums(self, numbers: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
         parts = []
