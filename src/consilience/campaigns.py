@@ -206,19 +206,19 @@ class _Campaign:
             disable=not settings.progress,
         )
 
-    def run(self):
+    def run(self) -> None:
         if self.keeper.spec is None:
             self._find_spec()
         while len(todo := self.keeper.missing(self.n, self.settings.retry)):
             self._run_all(todo)
 
-    def save_finished(self):
+    def save_finished(self) -> None:
         """Keep what has arrived, and call back what has not begun."""
         for future, numbers in list(self.flying.items()):
             if not future.cancel() and future.done() and future.exception() is None:
                 self._settle(numbers, future.result())
 
-    def _find_spec(self):
+    def _find_spec(self) -> None:
         """The first run that gives data shows their shape; it and those before it are kept."""
         outcomes: list[Outcome] = []
         for number in range(min(TRIES, self.n)):
@@ -317,8 +317,10 @@ class _Campaign:
             math.prod(shape) * np.dtype(dtype).itemsize
             for _, shape, dtype in self.keeper.spec.arrays
         )
-        most = min(CHUNK_RUNS, CHUNK_BYTES // max(room, 1), math.ceil(left / self.window))
-        return max(1, min(most, int(TARGET / max(self.pace, 1e-6))))
+        wanted = TARGET / max(self.pace, 1e-6)
+        # Towards the end smaller, so that all workers end together; but not too small to pay.
+        share = max(math.ceil(left / self.window), int(wanted / 20))
+        return max(1, min(int(wanted), share, CHUNK_RUNS, CHUNK_BYTES // max(room, 1)))
 
     def _settle(self, numbers: np.ndarray, outcomes: list[Outcome]):
         """Hand outcomes to the keeper, and show them."""
