@@ -57,7 +57,7 @@ class Task:
 def stream(entropy: tuple[int, ...], number: int) -> Generator:
     """The random numbers of one run: they depend on the key and the run's number alone.
 
-    >>> stream((0, 1), 7).integers(1000) == stream((0, 1), 7).integers(1000)
+    >>> bool(stream((0, 1), 7).random() == stream((0, 1), 7).random())
     True
     """
     return Generator(Philox(SeedSequence(entropy, spawn_key=(number,))))
