@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -293,6 +294,19 @@ def test_simulators_that_cannot_be_imported_are_inherited(plain):
     np.testing.assert_allclose(simulate(inside, executor=None).x, plain.x + 10.0)
 
 
+def test_notebooks_and_standard_input_have_no_script_to_import(monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert importable(simulators.noisy)
+    monkeypatch.setattr(simulators.noisy, "__module__", "__main__")
+    main.noisy = simulators.noisy
+    assert not importable(simulators.noisy)
+    main.__file__ = __file__
+    assert importable(simulators.noisy)
+    main.__file__ = "<stdin>"
+    assert not importable(simulators.noisy)
+
+
 def test_workers_that_cannot_start_say_why(monkeypatch):
     monkeypatch.setattr("consilience.workers._serve", simulators.hangs)
     with pytest.raises(StartError, match="if __name__ == '__main__'"):
@@ -349,17 +363,16 @@ def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
     store, log, script = tmp_path / "x.zarr", tmp_path / "log", tmp_path / "script.py"
     script.write_text(SCRIPT)
     log.write_text("")
-    rng = np.random.default_rng()
-    kills = 0
-    while True:
+    kills, code = 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
         process = subprocess.Popen([sys.executable, script, store, log])
         if kills < KILLS:
             wait_for_more(log, process)
-            time.sleep(rng.uniform(0.0, 0.4))
+            time.sleep(np.random.default_rng().uniform(0.0, 0.4))
             process.kill()
-            kills += process.wait() == -signal.SIGKILL
-        elif process.wait() == 0:
-            break
+            kills += 1
+        code = process.wait()
+    assert code == 0
     assert kills == KILLS
     expected = simulate(simulators.noisy, RUNS)
     kept = cs.Simulations.open(store)

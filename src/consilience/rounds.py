@@ -140,10 +140,10 @@ def sequential(
         runs = folder.simulations(number) if folder else None
         if runs is None:
             if current is None:
-                runs = simulate(model, simulations, key=k_run)
+                runs = simulate(model, simulations, key=k_run, progress=progress)
             else:
                 theta = proposal.draw(model, current, x, simulations, k_theta)
-                runs = simulate_at(model, theta, key=k_run)
+                runs = simulate_at(model, theta, key=k_run, progress=progress)
             if folder:
                 folder.keep_simulations(number, runs)
         result = folder.fit(number) if folder else None

@@ -1,7 +1,6 @@
 """Running a model's simulator, and the runs it gives."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -15,11 +14,11 @@ import numpy as np
 from consilience.campaigns import TRIES, Memory, Settings, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
+from consilience.draws import Draws, key_words
 from consilience.external import External
 from consilience.failures import Failures
 from consilience.files import StoreError
 from consilience.model import Model
-from consilience.priors import Prior
 from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.spaces import ParameterSpace
 from consilience.store import Store
@@ -30,9 +29,6 @@ BLOCK = 4096
 
 STORED = 256
 """Runs made at once for a store: at most so many are thrown away at its end."""
-
-DRAWS = 1024
-"""Parameters drawn at once for runs outside JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,12 +188,12 @@ def simulate(
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
     settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
     if isinstance(model.simulator, External):
-        draw = _Draws(model.prior, key)
+        draw = Draws(model.prior, key)
         if store is None:
             return _in_memory(model.simulator, n, draw, key, settings)
         with Store(store, _about(model, model.simulator.name, key)) as runs:
             _check_theta(runs, draw)
-            run_campaign(model.simulator, runs, n, draw, _words(key), settings)
+            run_campaign(model.simulator, runs, n, draw, key_words(key), settings)
         return _stored(runs, n)
     if settings != Settings(progress=progress):
         raise ValueError(
@@ -223,7 +219,7 @@ def _in_memory(
     settings: Settings,
 ) -> Simulations:
     runs = Memory(n)
-    run_campaign(external, runs, n, draw, _words(key), settings)
+    run_campaign(external, runs, n, draw, key_words(key), settings)
     assert runs.spec is not None
     numbers = np.arange(n)
     return Simulations(draw(numbers), runs.spec.unnamed(runs.x), runs.failures(numbers))
@@ -272,15 +268,11 @@ def _stored(runs: Store, n: int) -> Simulations:
     return Simulations(runs.theta(numbers), Unread(runs, numbers), runs.failures(numbers))
 
 
-def _words(key: PRNGKey) -> tuple[int, ...]:
-    return tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())
-
-
 def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
     """Whose runs a store holds: what must agree when it is opened again, and the version."""
     return {
         "version": version("consilience"),
-        "key": [str(jax.random.key_impl(key)), *_words(key)],
+        "key": [str(jax.random.key_impl(key)), *key_words(key)],
         "prior": model.prior.texts,
         "parameters": model.prior.shapes,
         "simulator": simulator,
@@ -289,7 +281,7 @@ def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
 
 def _check_theta(runs: Store, draw: Callable[[np.ndarray], Theta]):
     """Refuse a store whose parameters this prior and key do not give: descriptions are short."""
-    numbers = runs.numbers[:DRAWS]
+    numbers = runs.numbers[:BLOCK]
     if len(numbers):
         drawn, held = draw(numbers), runs.theta(numbers)
         if not all(np.allclose(drawn[name], held[name], rtol=1e-4) for name in held):
@@ -303,7 +295,7 @@ def find_layout(model: Model) -> Layout:
     """The layout of a model's data. Where no run has shown it, the simulator is run once."""
     if model.layout is None and isinstance(model.simulator, External):
         task = Task(model.simulator.function, (0, 0))
-        theta = _Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
+        theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
         tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
         good = next((outcome for outcome in tried if outcome.failure is None), None)
         if good is None:
@@ -315,32 +307,6 @@ def find_layout(model: Model) -> Layout:
     if model.layout is None:
         raise ValueError("This model has no simulator: pass one to cs.Model.")
     return model.layout
-
-
-class _Draws:
-    """The parameters of runs by their numbers, drawn in blocks that begin at fixed numbers."""
-
-    def __init__(self, prior: Prior, key: PRNGKey):
-        self._block = functools.lru_cache(maxsize=8)(
-            lambda i: jax.device_get(
-                _draw_block(prior, key, np.arange(i * DRAWS, (i + 1) * DRAWS, dtype=np.uint32))
-            )
-        )
-
-    def __call__(self, numbers: np.ndarray) -> Theta:
-        blocks = {i: self._block(i) for i in np.unique(numbers // DRAWS).tolist()}
-        joined = {
-            name: np.concatenate([block[name] for block in blocks.values()])
-            for name in next(iter(blocks.values()))
-        }
-        rows = np.searchsorted(list(blocks), numbers // DRAWS) * DRAWS + numbers % DRAWS
-        return {name: array[rows] for name, array in joined.items()}
-
-
-@compiled
-def _draw_block(prior: Prior, key: PRNGKey, numbers):
-    one = lambda i: prior.draw(jax.random.split(jax.random.fold_in(key, i))[0])  # noqa: E731
-    return jax.vmap(one)(numbers)
 
 
 @compiled

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,9 +233,11 @@ def _method(task: Task) -> str:
 def importable(function: Any) -> bool:
     """Whether a clean process can import a simulator, or what a command reads with."""
     part = function.read if isinstance(function, Command) else function
-    interactive = not hasattr(sys.modules["__main__"], "__file__")
-    if interactive and getattr(part, "__module__", None) == "__main__":
-        return False
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None and getattr(part, "__module__", None) == "__main__":
+        return False  # a notebook
+    if script is not None and not Path(script).exists():
+        return False  # a script from standard input, which no process can import
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):
