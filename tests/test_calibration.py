@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.calibration import DENSITY, _table, ecdf_bands
+from consilience.calibration import DENSITY, ecdf_bands, rank_table
 from consilience.metrics import c2st
 from tests.conftest import conjugate_model
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
@@ -111,7 +111,7 @@ def test_bands_hold_discrete_ranks_too():
     rng = np.random.default_rng(1)
     ranks = {DENSITY: rng.integers(0, 200, size=100)}
     ranks |= {str(i): rng.integers(0, 200, size=100) for i in range(1999)}
-    table = _table(ranks, 199)
+    table = rank_table(ranks, 199)
     for name in ("inside", "coverage_inside"):
         assert abs(float(table[name].mean()) - 0.95) <= 0.02
     np.testing.assert_allclose(table["coverage"].mean("quantity"), table["level"], atol=0.01)

@@ -3,13 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.integrate import solve_ivp
 
 import consilience as cs
 from consilience.metrics import c2st
-from consilience.tasks import sir, two_moons
+from consilience.tasks import hes1, sir, source, two_moons
+from consilience.tasks.grid import grid_sample
 
 
 def test_two_moons_likelihood_integrates_to_one():
@@ -72,3 +75,124 @@ def test_the_epidemic_counts_are_binomial():
     assert np.all(np.abs(error) < 4 * np.sqrt(share * (1 - share) / sir.ASKED / 500) + 1e-6)
     expected = stats.binom(sir.ASKED, np.clip(share, 1e-8, None)).logpmf(x[0]).sum()
     np.testing.assert_allclose(model.log_likelihood({"theta": theta}, x[0]), expected, rtol=1e-3)
+
+
+def close_in_moments(draws, other, *, mean: float, sd: float):
+    """Means within so many deviations, and deviations within such a share."""
+    np.testing.assert_array_less(np.abs(draws.mean(0) - other.mean(0)) / other.std(0), mean)
+    np.testing.assert_array_less(np.abs(draws.std(0) / other.std(0) - 1), sd)
+
+
+def test_a_grid_finds_a_density_a_thousandth_as_wide():
+    """A correlated Gaussian, narrow enough that no centre of the coarse grid is near it."""
+    mean, cov = np.array([1.2345, -0.777]), 1e-6 * np.array([[4.0, 3.6], [3.6, 4.0]])
+    precision = jnp.asarray(np.linalg.inv(cov))
+    log_density = lambda t: -0.5 * (t - mean) @ precision @ (t - mean)  # noqa: E731
+    draws = np.asarray(
+        grid_sample(log_density, 4000, jax.random.key(0), low=-6.0, high=6.0, zooms=4), float
+    )
+    exact = np.random.default_rng(0).multivariate_normal(mean, cov, 4000)
+    close_in_moments(draws, exact, mean=0.08, sd=0.06)
+    assert abs(np.corrcoef(draws.T)[0, 1] - 0.9) < 0.02
+
+
+def nuts(model, x, start, n=2000):
+    def density():
+        theta = numpyro.sample("theta", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        numpyro.factor("data", model.log_likelihood({"theta": theta}, x))
+
+    kernel = numpyro.infer.NUTS(
+        density, init_strategy=numpyro.infer.init_to_value(values={"theta": jnp.asarray(start)})
+    )
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=500, num_samples=n, progress_bar=False)
+    mcmc.run(jax.random.key(0))
+    return np.asarray(mcmc.get_samples()["theta"])
+
+
+def test_the_sources_exact_draws_agree_with_nuts():
+    model = source.model()
+    sims = cs.simulate(model, 2, key=jax.random.key(4))
+    draws = np.asarray(source.exact_sample(sims.x, jax.random.key(1), n=2000))
+    x = {name: values[1] for name, values in sims.x.items()}
+    chain = nuts(model, x, sims.theta["theta"][1])
+    close_in_moments(draws[1], chain, mean=0.15, sd=0.12)
+
+
+@pytest.mark.parametrize("signal", ["log", "raw"])
+def test_the_truth_is_a_draw_of_the_sources_posterior(signal):
+    """Over datasets, the rank of the truth among exact draws is uniform."""
+    sims = cs.simulate(source.model(signal=signal), 100, key=jax.random.key(1))
+    draws = source.exact_sample(sims.x, jax.random.key(1), n=199, signal=signal)
+    ranks = (np.asarray(draws) < sims.theta["theta"][:, None]).mean(axis=1)
+    for rank in ranks.T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01
+
+
+def test_measurement_points_fill_a_disk():
+    radius = np.linalg.norm(source.WHERE, axis=1)
+    assert source.WHERE.shape == (30, 2)
+    assert 1.6 < radius.max() < 1.7
+    gaps = np.linalg.norm(source.WHERE[:, None] - source.WHERE, axis=-1) + 9 * np.eye(30)
+    assert gaps.min() > 0.3
+
+
+def test_the_epidemics_exact_draws_agree_with_importance_sampling():
+    model = sir.model()
+    sims = cs.simulate(model, 2, key=jax.random.key(3))
+    draws = np.asarray(sir.exact_sample(sims.x, jax.random.key(1), n=4000), float)
+    for x, drawn in zip(jnp.asarray(sims.x), draws, strict=True):
+        cover = stats.multivariate_t(drawn.mean(0), 1.5 * np.cov(drawn.T), df=5, seed=0)
+        points = cover.rvs(4000)
+        inside = stats.norm(sir.LOC, sir.SCALE).logpdf(points).sum(axis=1)
+        fits = jax.vmap(lambda t, x=x: sir.log_likelihood(t, x))(jnp.asarray(points, float))
+        log_w = np.asarray(fits, float) + inside - cover.logpdf(points)
+        weights = np.exp(log_w - log_w.max())
+        weights /= weights.sum()
+        assert 1 / np.sum(weights**2) > 1000
+        mean = weights @ points
+        sd = np.sqrt(weights @ (points - mean) ** 2)
+        np.testing.assert_array_less(np.abs(drawn.mean(0) - mean) / sd, 0.1)
+        np.testing.assert_array_less(np.abs(drawn.std(0) / sd - 1), 0.08)
+
+
+def test_messenger_rna_follows_its_equations():
+    """Against SciPy's integrator, for draws of the prior."""
+    sims = cs.simulate(hes1.model(), 20, key=jax.random.key(0))
+    found = np.asarray(jax.vmap(hes1.messenger)(sims.theta))
+    for i, row in enumerate(found):
+        p0, h, k1, nu = (float(sims.theta[name][i]) for name in hes1.NAMES)
+
+        def slope(_, y, p0=p0, h=h, k1=k1, nu=nu):
+            m, a, b = y
+            return [
+                -0.03 * m + 1 / (1 + (b / p0) ** h),
+                -0.03 * a + nu * m - k1 * a,
+                -0.03 * b + k1 * a,
+            ]
+
+        exact = solve_ivp(
+            slope, (0, 240), [2, 5, 3], t_eval=np.arange(30, 241, 30), rtol=1e-9, atol=1e-9
+        )
+        np.testing.assert_allclose(row, exact.y[0], atol=2e-3)
+
+
+def test_reference_chains_of_hes1_agree_with_importance_sampling():
+    """Against draws of the prior, weighted by the likelihood of the measured data."""
+    model = hes1.model(likelihood=True)
+    found = hes1.reference_sample(
+        jnp.asarray(hes1.OBSERVED)[None], jax.random.key(0), n=1000, length=200, warmup=200
+    )
+    many = cs.simulate(model, 100_000, key=jax.random.key(1)).theta
+    x = jnp.asarray(hes1.OBSERVED)
+    each = lambda theta: hes1.log_likelihood(theta, x)  # noqa: E731
+    log_w = np.asarray(jax.lax.map(each, jax.tree.map(jnp.asarray, many), batch_size=5000), float)
+    weights = np.exp(log_w - log_w.max())
+    weights /= weights.sum()
+    logs = np.log(np.stack([many[name] for name in hes1.NAMES], axis=1))
+    mean = weights @ logs
+    sd = np.sqrt(weights @ (logs - mean) ** 2)
+    assert 1 / np.sum(weights**2) > 50
+    drawn = np.asarray(found.draws[0])
+    np.testing.assert_array_less(np.abs(drawn.mean(0) - mean) / sd, 0.5)
+    np.testing.assert_array_less(np.abs(np.log(drawn.std(0) / sd)), 0.5)
+    assert float(found.r_hat.max()) < 1.05

@@ -131,7 +131,7 @@ def calibrate(
     if invalid:
         logger.warning("%d simulations were not finite and are left out.", invalid)
     ranks = _ranks(fit, simulations, draws, quantities or {}, k_draw, generator(k_ties))
-    return Calibration(_table(ranks, draws), invalid)
+    return Calibration(rank_table(ranks, draws), invalid)
 
 
 def _ranks(fit: Fit, simulations: Simulations, draws: int, quantities, key, rng):
@@ -175,7 +175,8 @@ def _evaluate(model: Model, quantity: Callable, name: str, truth, theta, x):
     return at_truth, at_draws
 
 
-def _table(ranks: dict[str, np.ndarray], draws: int) -> xr.Dataset:
+def rank_table(ranks: dict[str, np.ndarray], draws: int) -> xr.Dataset:
+    """The table of a `Calibration`, from the ranks of each quantity among so many draws."""
     names, every = list(ranks), np.stack(list(ranks.values()))
     n = every.shape[1]
     # In between ranks, where the uniform distribution of ranks has no steps to doubt.

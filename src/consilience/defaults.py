@@ -51,9 +51,11 @@ def default_plan(
       training, maximum likelihood then down to a tenth, data bootstrapped and jittered.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
-      A learned likelihood has no such help and is regularised in both cases.
-    - **Steps**: about 2,000, at least 15 epochs: more for more runs. In batches of 32 (64 from
-      4,096 runs on); half of the runs where there are fewer than 64.
+      Two that are learned in tandem have six layers each, since either can only be as sharp
+      as the other; the likelihood sees nothing but the labels, and has L2 in inverse
+      proportion to their number.
+    - **Steps**: about 2,000, and at least 15 epochs; in tandem 6,000, and at least 150 epochs. In
+      batches of 32 (64 from 4,096 runs on); half of the runs where there are fewer than 64.
     - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
       alone; self-consistent fits use every run and keep the last epoch.
     """
@@ -64,8 +66,9 @@ def default_plan(
     exact = model.likelihood is not None
     if settings is not None and settings.exact is not None:
         exact = settings.exact
-    if consistent and likelihood is None and not exact:
-        likelihood = Coupling()
+    tandem = consistent and not exact
+    if tandem and likelihood is None:
+        likelihood = Coupling(layers=6, depth=3, l2=min(1e-2, 1.5 / n))
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
     validation = (0.0 if consistent else 0.1) if validation is None else validation
@@ -73,14 +76,14 @@ def default_plan(
     batch_size = default_batch(train) if batch_size is None else batch_size
     return Plan(
         recipe=Recipe(
-            posterior=posterior or (Coupling(depth=3, l2=1e-5) if consistent else Coupling()),
+            posterior=posterior or _posterior(consistent, tandem),
             likelihood=likelihood,
             prior=prior,
             summary=summary or default_summary(layout, large=consistent),
         ),
         self_consistency=settings,
         exact=exact,
-        epochs=default_epochs(train, batch_size) if epochs is None else epochs,
+        epochs=default_epochs(train, batch_size, tandem) if epochs is None else epochs,
         batch_size=batch_size,
         validation=validation,
     )
@@ -109,6 +112,14 @@ def default_batch(n: int) -> int:
     return max(1, min(32 if n < 4096 else 64, n // 2))
 
 
-def default_epochs(n: int, batch_size: int) -> int:
-    """About 2,000 steps, and at least 15 epochs: longer overfits what a budget can tell."""
-    return max(15, round(2000 / max(1, n // max(1, batch_size))))
+def default_epochs(n: int, batch_size: int, tandem: bool) -> int:
+    """So many that the steps suffice: longer overfits what a budget can tell.
+
+    Two networks that must agree with one another take more.
+    """
+    steps, least = (6000, 150) if tandem else (2000, 15)
+    return max(least, round(steps / max(1, n // max(1, batch_size))))
+
+
+def _posterior(consistent: bool, tandem: bool) -> Coupling:
+    return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5) if consistent else Coupling()

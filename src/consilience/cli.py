@@ -1,0 +1,84 @@
+"""The command line: `consilience reproduce`, `consilience report`."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from consilience.compiling import keep_compiled
+from consilience.experiments import EXPERIMENTS
+from consilience.experiments.cells import Choice
+from consilience.experiments.experiment import read_name
+from consilience.experiments.report import report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code comes back."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("jax", "matplotlib", "absl"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        return options.command(options)
+    except (ValueError, OSError) as error:
+        print(f"consilience: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("consilience: stopped. What was finished is kept: run again to go on.")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="consilience", description="Self-consistent amortized Bayesian inference."
+    )
+    parser.add_argument("--version", action="version", version=version("consilience"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "reproduce",
+        help="run an experiment of the paper, cell by cell",
+        description="Run an experiment of the paper. Finished cells are kept: stop at any time, "
+        "and run again to go on.",
+    )
+    run.add_argument("experiment", choices=EXPERIMENTS)
+    run.add_argument("--out", type=Path, help="folder for the results (out/EXPERIMENT)")
+    run.add_argument("--budgets", type=int, nargs="+", metavar="N", help="numbers of simulations")
+    run.add_argument("--samples", type=int, nargs="+", metavar="K", help="values of theta a loss")
+    run.add_argument("--seeds", type=int, metavar="S", help="how many seeds")
+    run.add_argument("--methods", nargs="+", metavar="M", help="such as NPE, SC-NPE, SC-NPLE")
+    run.add_argument("--protocols", nargs="+", metavar="P", help="paper, default, or both")
+    run.add_argument("--quick", action="store_true", help="a look in minutes, on small budgets")
+    run.set_defaults(command=_reproduce)
+    show = commands.add_parser(
+        "report", help="turn results into tables and figures: Markdown, CSV, PNG"
+    )
+    show.add_argument("folder", type=Path, help="where `reproduce` put its results")
+    show.add_argument("--out", type=Path, help="where to write (the same folder)")
+    show.set_defaults(command=_report)
+    return parser
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    keep_compiled()
+    quick = "-quick" * options.quick
+    folder = options.out or Path("out") / f"{options.experiment}{quick}"
+    choice = Choice(
+        options.budgets, options.samples, options.seeds, options.methods, options.protocols
+    )
+    experiment = EXPERIMENTS[options.experiment]
+    rows = experiment.reproduce(folder, choice, quick=options.quick)
+    print(f"{len(rows)} cells in {folder}. For tables and figures: consilience report {folder}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    page = report(EXPERIMENTS[read_name(options.folder)], options.folder, options.out)
+    print(page.read_text())
+    print(f"Written to {page.parent}: {page.name}, a CSV and figures.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

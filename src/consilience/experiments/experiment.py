@@ -1,0 +1,145 @@
+"""What an experiment is, and what all of them measure."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from consilience.calibration import calibrate
+from consilience.experiments.cells import (
+    Block,
+    Cell,
+    Choice,
+    Found,
+    Row,
+    plan,
+    run_cells,
+    write_arrays,
+)
+from consilience.fitted import Fit
+from consilience.metrics import mmd
+from consilience.model import Model
+from consilience.simulations import Simulations, simulate
+from consilience.types import Data, PRNGKey
+
+DRAWS, RANK_DRAWS = 1000, 199
+TEST_KEY, EXACT_KEY = 10_000, 20_000
+NAME_FILE = "experiment.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A row of a table of the paper: by budget, or by K where the budget is one and the same."""
+
+    label: str
+    values: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the report: one measure, methods down and budgets (or K) across.
+
+    `limit`: the best there can be, in words. `variants`: those of the cells to show.
+    """
+
+    measure: str
+    title: str
+    across: str = "budget"
+    higher: bool = False
+    limit: str = ""
+    variants: Sequence[str] = ("",)
+    published: Sequence[Published] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One experiment of the paper: its cells, how one is run, and what is shown of them.
+
+    `run`: a cell, the folder for what is computed once, and whether a quick look is enough.
+    `draw`: the figures beyond the measures against the budget, by name.
+    """
+
+    name: str
+    title: str
+    blocks: Sequence[Block]
+    quick: Sequence[Block]
+    run: Callable[[Cell, Path, bool], Found]
+    tables: Sequence[Table]
+    seeds: int = 3
+    draw: Callable[[Sequence[Row], Path], dict[str, Any]] = lambda rows, folder: {}
+    notes: str = ""
+
+    def reproduce(
+        self,
+        folder: str | Path,
+        choice: Choice | None = None,
+        *,
+        quick: bool = False,
+        progress: bool = True,
+    ) -> list[Row]:
+        """Run the chosen cells that are not in the folder yet; the rows of all come back."""
+        folder, choice = Path(folder), choice or Choice()
+        seeds = (1 if quick else self.seeds) if choice.seeds is None else choice.seeds
+        cells = plan(self.quick if quick else self.blocks, choice, seeds)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME_FILE).write_text(self.name + "\n")
+        run = lambda cell: self.run(cell, folder, quick)  # noqa: E731
+        return run_cells(cells, run, folder, progress=progress)
+
+
+def read_name(folder: Path) -> str:
+    """Which experiment a folder holds."""
+    if not (folder / NAME_FILE).exists():
+        raise ValueError(
+            f"{folder} holds no results of an experiment ({NAME_FILE} is missing): run "
+            "`consilience reproduce` first."
+        )
+    return (folder / NAME_FILE).read_text().strip()
+
+
+def training_set(model: Model, cell: Cell) -> tuple[Simulations, PRNGKey]:
+    """The runs of a cell, and the key of its fit: the same for every method and protocol."""
+    sims = simulate(model, cell.budget, key=jax.random.key(cell.seed))
+    return sims, jax.random.key(100 + cell.seed)
+
+
+def test_set(model: Model, n: int) -> Simulations:
+    """New runs to judge on, the same for all cells."""
+    return simulate(model, n, key=jax.random.key(TEST_KEY))
+
+
+def draw(fit: Fit, x: Data, seed: int, n: int = DRAWS) -> dict[str, np.ndarray]:
+    """Posterior draws by parameter, (datasets, n, ...)."""
+    drawn = fit.sample(x, n, key=jax.random.key(seed))
+    return {str(name): values.values[:, 0] for name, values in drawn.items()}
+
+
+def distances(draws: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """The squared MMD of every test set's draws to exact ones."""
+    return np.asarray(mmd(jnp.asarray(draws), jnp.asarray(exact)))
+
+
+def ranked(fit: Fit, n: int) -> Found:
+    """Simulation-based calibration: the error and the verdict for every parameter, and ranks."""
+    table = calibrate(fit, n=n, key=jax.random.key(TEST_KEY + 1), draws=RANK_DRAWS).table
+    each = table.isel(quantity=slice(0, -1))
+    numbers = {"calibration_error": float(each["error"].mean())}
+    for name in each["quantity"].values:
+        row = each.sel(quantity=name)
+        numbers[f"error_{name}"] = float(row["error"])
+        numbers[f"inside_{name}"] = float(row["inside"])
+    names = np.asarray(table["quantity"].values, dtype=str)
+    return Found(numbers, {"ranks": table["ranks"].values, "ranked": names})
+
+
+def computed_once(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays from a file, or made and kept there for the next time."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_arrays(path, make())
+    with np.load(path) as arrays:
+        return dict(arrays)

@@ -1,0 +1,102 @@
+"""Experiment 5, an epidemic of 160 days: section 4.5 and appendix G of the paper."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from consilience.consistency import SelfConsistency
+from consilience.experiments.cells import Block, Cell, Found
+from consilience.experiments.experiment import (
+    EXACT_KEY,
+    Experiment,
+    Published,
+    Table,
+    computed_once,
+    distances,
+    draw,
+    test_set,
+    training_set,
+)
+from consilience.flows import Coupling
+from consilience.schedules import Constant, Step
+from consilience.tasks import sir
+from consilience.training import fit
+
+FLOW = Coupling(layers=5, width=128, df=30.0)
+EPOCHS, BATCH = 100, 32
+
+
+@functools.cache
+def problem(folder: Path, tests: int):
+    """Test sets, and exact posterior draws for each: minutes, so they are kept."""
+    sims = test_set(sir.model(), tests)
+    make = lambda: {  # noqa: E731
+        "draws": np.asarray(sir.exact_sample(sims.x, jax.random.key(EXACT_KEY)))
+    }
+    return sims, computed_once(folder / f"exact-{tests}.npz", make)["draws"]
+
+
+def settings(cell: Cell, quick: bool) -> dict[str, Any]:
+    """The arguments of `fit` for a cell."""
+    consistent, tandem = cell.samples > 0, "NPLE" in cell.method
+    if cell.protocol == "default":
+        if consistent:
+            return {"self_consistency": SelfConsistency(cell.samples)}
+        return {"self_consistency": False, "likelihood": Coupling() if tandem else None}
+    epochs = 3 if quick else EPOCHS
+    loss = SelfConsistency(
+        max(2, cell.samples),
+        weight=Step(2 / epochs, after=0.1),
+        maximum_likelihood=Constant(),
+        augmentation=None,
+    )
+    return {
+        "self_consistency": loss if consistent else False,
+        "posterior": FLOW,
+        "likelihood": FLOW if tandem else None,
+        "epochs": epochs,
+        "batch_size": BATCH,
+        "validation": 0.0,
+    }
+
+
+def run(cell: Cell, folder: Path, quick: bool) -> Found:
+    tests, exact = problem(folder, 5 if quick else 50)
+    model = sir.model(likelihood="NPLE" not in cell.method)
+    sims, key = training_set(model, cell)
+    fitted = fit(model, sims, key=key, **settings(cell, quick))
+    draws = draw(fitted, tests.x, cell.seed)["theta"]
+    each = distances(draws, exact)
+    arrays = {"mmd": each, "draws": draws[:4], "exact": exact[:4]}
+    return Found({"mmd": float(each.mean())}, arrays)
+
+
+SAMPLES = (5, 10, 50, 100)
+EXPERIMENT = Experiment(
+    name="sir",
+    title="An epidemic",
+    blocks=(
+        Block("NPLE", (2048,)),
+        Block("NPE", (2048,)),
+        Block("SC-NPE", (2048,), (10,)),
+        Block("SC-NPLE", (2048,), SAMPLES),
+    ),
+    quick=(Block("SC-NPLE", (128,), (5,), ("paper",)),),
+    run=run,
+    tables=(
+        Table(
+            "mmd",
+            "Posterior MMD at 2,048 runs, 50 tests",
+            across="samples",
+            published=(
+                Published(
+                    "paper's NPLE (K = 0) and SC-NPLE",
+                    {0: 0.88, 5: 0.78, 10: 0.75, 50: 0.69, 100: 0.54},
+                ),
+            ),
+        ),
+    ),
+)
