@@ -12,6 +12,9 @@ from consilience.compiling import keep_compiled
 from consilience.consistency import SelfConsistency
 from consilience.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
 from consilience.data import Series, Set, Vector
+from consilience.external import command, external
+from consilience.failures import Failures
+from consilience.files import StoreError, StoreInUseError
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Affine, Coupling, Spline
 from consilience.host import OnHost
@@ -45,6 +48,7 @@ __all__ = [
     "DeepSet",
     "Dense",
     "EpochCopy",
+    "Failures",
     "Fit",
     "FromPrior",
     "History",
@@ -69,12 +73,16 @@ __all__ = [
     "Smooth",
     "Spline",
     "Step",
+    "StoreError",
+    "StoreInUseError",
     "TrainingError",
     "Truncated",
     "Variance",
     "Vector",
     "calibrate",
+    "command",
     "compare",
+    "external",
     "fit",
     "keep_compiled",
     "load",

@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 
 from consilience.data import DATA, Kind, Layout, Set, make_layout
+from consilience.external import External
 from consilience.host import OnHost
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.types import Data, PRNGKey, Scalar, Theta
@@ -37,7 +38,8 @@ class Model(eqx.Module):
 
     `prior`: a NumPyro distribution, a dictionary of named ones, or an `ImplicitPrior`.
     `simulator`: `(key, theta) -> x` for one theta, in JAX; `x` is an array of any shape or
-    a dictionary of arrays. None if simulations come from elsewhere.
+    a dictionary of arrays. Or a `cs.external` function, or a `cs.command`. None if simulations
+    come from elsewhere.
     `log_likelihood`: `(theta, x) -> scalar`, or `PerRow` of a function of one row, or `OnHost`
     of one that is not written in JAX.
     `data`: what the shape of `x` does not say: `Set()`, `Series()`, or `Vector()`.
@@ -56,15 +58,15 @@ class Model(eqx.Module):
     """
 
     prior: Prior
-    simulator: Callable[[PRNGKey, Any], Data] | None = eqx.field(static=True)
+    simulator: Callable[[PRNGKey, Any], Data] | External | None = eqx.field(static=True)
     likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
     data: Kind | None = eqx.field(static=True)
-    layout: Layout | None = eqx.field(static=True)
+    _layout: Layout | None = eqx.field(static=True)
 
     def __init__(
         self,
         prior: dist.Distribution | Mapping[str, dist.Distribution] | ImplicitPrior | Prior,
-        simulator: Callable[[PRNGKey, Any], Data] | None = None,
+        simulator: Callable[[PRNGKey, Any], Data] | External | None = None,
         log_likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = None,
         *,
         data: Kind | None = None,
@@ -73,9 +75,19 @@ class Model(eqx.Module):
         self.simulator = simulator
         self.likelihood = log_likelihood
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
-        self.layout = None if simulator is None else self._layout_of_x(simulator)
-        if log_likelihood is not None and simulator is not None:
-            self._check_likelihood(simulator)
+        self._layout = None
+        if isinstance(simulator, External):
+            simulator.check(self.prior.names)
+        elif simulator is not None:
+            self._layout = self._layout_of_x(simulator)
+            if log_likelihood is not None:
+                self._check_likelihood(simulator)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of the data; None while no run has shown it."""
+        spec = self.simulator.spec if isinstance(self.simulator, External) else None
+        return self._layout if spec is None else make_layout(spec.shapes, self.data, spec.bare)
 
     @classmethod
     def from_numpyro(cls, function: Callable, observed=None, *, args=(), kwargs=None) -> "Model":
@@ -106,6 +118,8 @@ class Model(eqx.Module):
 
     def simulate_at(self, key: PRNGKey, theta: Theta) -> Data:
         """The data of one run at given parameters."""
+        if isinstance(self.simulator, External):
+            raise TypeError("An external simulator cannot be compiled: use cs.simulate_at.")
         if self.simulator is None:
             raise ValueError(
                 "This model has no simulator. Pass one to cs.Model, or bring runs made "
@@ -182,6 +196,8 @@ class Model(eqx.Module):
         if self.layout is not None:
             shown = self.layout.show(self.layout.shapes)
             lines.append(f"  {'x':<{width}}  {shown}, {short(self.layout.kind)}")
+        elif self.simulator is not None:
+            lines.append(f"  {'x':<{width}}  {self.simulator}, shape known after its first run")
         given = "not given" if self.likelihood is None else "given"
         return "\n".join(["Model", *lines, f"  log-likelihood: {given}"])
 

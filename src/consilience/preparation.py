@@ -42,14 +42,8 @@ def check_simulations(model: Model, simulations: Simulations):
                 f"The model's simulator gives x of shape {model.layout.show(model.layout.shapes)}, "
                 f"but the simulations have {got.show(got.shapes)}."
             )
-    bad = np.flatnonzero(simulations.invalid)
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(simulations)} simulations have NaN or infinite values, the "
-            f"first at {bad[:5].tolist()}. Mend the simulator, or pass "
-            "simulations.drop_invalid(): a posterior trained on the rest stays right, but a "
-            "learned likelihood lacks the factor p(valid | theta)."
-        )
+    if simulations.invalid.any():
+        raise ValueError(_about_invalid(simulations))
     inside = np.asarray(_contains(space, theta))
     if not inside.all():
         out = np.flatnonzero(~inside)
@@ -57,6 +51,20 @@ def check_simulations(model: Model, simulations: Simulations):
             f"{len(out)} of {len(simulations)} simulations have parameters outside the prior's "
             f"support, the first at {out[:5].tolist()}."
         )
+
+
+def _about_invalid(simulations: Simulations) -> str:
+    bad = np.flatnonzero(simulations.invalid)
+    what = (
+        f"{len(bad)} of {len(simulations)} simulations failed or have NaN or infinite values, "
+        f"the first at {bad[:5].tolist()}."
+    )
+    if len(simulations.failures):
+        what += f" {simulations.failures.summary()}\n"
+    return (
+        f"{what} Mend the simulator, or pass simulations.drop_invalid(): a posterior trained on "
+        "the rest stays right, but a learned likelihood lacks the factor p(valid | theta)."
+    )
 
 
 @compiled

@@ -17,7 +17,7 @@ from consilience.consistency import SelfConsistency
 from consilience.fitted import Fit
 from consilience.flows import Coupling
 from consilience.model import Model
-from consilience.simulations import Simulations, simulate, simulate_at
+from consilience.simulations import Simulations, find_layout, simulate, simulate_at
 from consilience.storage import load
 from consilience.summaries import Summary
 from consilience.training import fit
@@ -140,10 +140,10 @@ def sequential(
         runs = folder.simulations(number) if folder else None
         if runs is None:
             if current is None:
-                runs = simulate(model, simulations, key=k_run)
+                runs = simulate(model, simulations, key=k_run, progress=progress)
             else:
                 theta = proposal.draw(model, current, x, simulations, k_theta)
-                runs = simulate_at(model, theta, key=k_run)
+                runs = simulate_at(model, theta, key=k_run, progress=progress)
             if folder:
                 folder.keep_simulations(number, runs)
         result = folder.fit(number) if folder else None
@@ -172,21 +172,20 @@ def sequential(
 
 
 def _check_one(model: Model, x: Data):
-    if model.layout is None:
-        raise ValueError("Sequential rounds need a model with a simulator: pass one to cs.Model.")
-    _, batched = model.layout.check(x)
+    _, batched = find_layout(model).check(x)
     if batched:
         raise ValueError("Sequential rounds serve one observation, got a batch: pass one of them.")
 
 
 def _together(parts: list[Simulations]) -> Simulations:
     """The valid runs of all rounds."""
-    theta, x = jax.tree.map(lambda *a: np.concatenate(a), *[(part.theta, part.x) for part in parts])
-    runs = Simulations(theta, x)
-    bad = int(runs.invalid.sum())
-    if bad:
-        logger.warning("%d of %d runs have NaN or infinite values: left out.", bad, len(runs))
-    return runs.drop_invalid()
+    valid = [part.drop_invalid() for part in parts]
+    theta, x = jax.tree.map(lambda *a: np.concatenate(a), *[(part.theta, part.x) for part in valid])
+    runs, total = Simulations(theta, x), sum(map(len, parts))
+    if len(runs) < total:
+        bad = total - len(runs)
+        logger.warning("%d of %d runs failed, or are not finite: left out.", bad, total)
+    return runs
 
 
 class _Folder:

@@ -1,25 +1,58 @@
 """Running a model's simulator, and the runs it gives."""
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
+from consilience.campaigns import TRIES, Memory, Settings, run_campaign
 from consilience.compiling import compiled
+from consilience.data import Layout
+from consilience.draws import Draws, key_words
+from consilience.external import External
+from consilience.failures import Failures
+from consilience.files import StoreError
 from consilience.model import Model
+from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.spaces import ParameterSpace
+from consilience.store import Store
 from consilience.types import Data, PRNGKey, Theta
 
 BLOCK = 4096
 """Runs compiled and made at once: bounds memory, and small budgets compile once."""
+
+STORED = 256
+"""Runs made at once for a store: at most so many are thrown away at its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """Data that are in a store, and stay there until they are asked for."""
+
+    store: Store
+    numbers: np.ndarray
+
+    @property
+    def spec(self) -> Spec:
+        assert self.store.spec is not None
+        return self.store.spec
+
+    def read(self) -> Data:
+        return self.spec.unnamed(self.store.x(self.numbers))
 
 
 class Simulations:
     """Parameters and the data that they gave, run by run: equal leading axes.
 
     `theta`: a dictionary of named arrays, or one array for a prior without names.
-    `x`: an array, or a dictionary of arrays.
+    `x`: an array, or a dictionary of arrays. Runs in a store are read when it is asked for.
+    `failures`: the runs that gave no data; print it for a summary.
 
     >>> sims = Simulations({"mu": np.zeros(3)}, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]]))
     >>> sims
@@ -28,32 +61,60 @@ class Simulations:
     2
     """
 
-    def __init__(self, theta: Theta | np.ndarray, x: Data):
+    def __init__(
+        self,
+        theta: Theta | np.ndarray,
+        x: Data | Unread,
+        failed: Mapping[int, Failure] | None = None,
+    ):
         self.theta = _arrays(theta if isinstance(theta, Mapping) else {"theta": theta}, "theta")
-        self.x = _arrays(x, "x") if isinstance(x, Mapping) else _arrays({"x": x}, "x")["x"]
-        lengths = {len(array) for array in (*self.theta.values(), *jax.tree.leaves(self.x))}
+        self._x = x
+        lengths = {len(array) for array in self.theta.values()}
+        if not isinstance(x, Unread):
+            self._x = _arrays(x, "x") if isinstance(x, Mapping) else _arrays({"x": x}, "x")["x"]
+            lengths |= {len(array) for array in jax.tree.leaves(self._x)}
         if len(lengths) != 1:
             raise ValueError(
                 "theta and x must hold one entry for each run; their leading axes are "
                 f"{sorted(lengths)}."
             )
+        self.failures = Failures(dict(failed or {}), self.theta)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Simulations":
+        """The runs that are in a store, finished or not; data are read when asked for."""
+        store = Store(path)
+        numbers = store.numbers
+        return cls(store.theta(numbers), Unread(store, numbers), store.failures(numbers))
+
+    @property
+    def x(self) -> Data:
+        if isinstance(self._x, Unread):
+            self._x = self._x.read()
+        return self._x
 
     def __len__(self) -> int:
-        return len(jax.tree.leaves(self.x)[0])
+        return len(next(iter(self.theta.values())))
 
     def __getitem__(self, index) -> "Simulations":
-        take = np.arange(len(self))[index]
-        return Simulations(*jax.tree.map(lambda a: a[np.atleast_1d(take)], (self.theta, self.x)))
+        take = np.atleast_1d(np.arange(len(self))[index])
+        pick = lambda a: a[take]  # noqa: E731
+        if isinstance(self._x, Unread):
+            x: Any = Unread(self._x.store, self._x.numbers[take])
+        else:
+            x = jax.tree.map(pick, self._x)
+        return Simulations(jax.tree.map(pick, self.theta), x, self.failures.take(take).failed)
 
     @property
     def invalid(self) -> np.ndarray:
-        """Which runs have NaN or infinite values in their data or parameters."""
-        leaves = jax.tree.leaves((self.theta, self.x))
+        """Which runs failed, or have NaN or infinite values in their data or parameters."""
+        # What is in a store was looked at when it came in.
+        leaves = jax.tree.leaves((self.theta, None if isinstance(self._x, Unread) else self._x))
         finite = [np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in leaves]
-        return ~np.all(finite, axis=0)
+        return ~np.all(finite, axis=0) | self.failures.mask
 
     def drop_invalid(self) -> "Simulations":
-        """The runs without NaN or infinite values.
+        """The runs that did not fail and have no NaN or infinite values.
 
         A posterior trained on the rest stays right: an observation is itself a valid run. A
         learned likelihood becomes p(x | theta, valid): it lacks the factor p(valid | theta).
@@ -62,9 +123,14 @@ class Simulations:
 
     def __repr__(self) -> str:
         theta = ", ".join(f"{name} {a.shape[1:]}" for name, a in self.theta.items())
-        x = jax.tree.map(lambda a: a.shape[1:], self.x)
-        bad = int(self.invalid.sum())
-        note = f"; {bad} run{'s' * (bad != 1)} with NaN or infinite values" if bad else ""
+        if isinstance(self._x, Unread):
+            x = self._x.spec.unnamed(self._x.spec.shapes)
+        else:
+            x = jax.tree.map(lambda a: a.shape[1:], self._x)
+        failed = len(self.failures)
+        bad = int(self.invalid.sum()) - failed
+        note = f"; {failed} failed" if failed else ""
+        note += f"; {bad} run{'s' * (bad != 1)} with NaN or infinite values" if bad else ""
         return f"Simulations: {len(self)} runs, theta: {theta}; x: {x}{note}"
 
 
@@ -83,11 +149,35 @@ def _arrays(parts: Mapping, what: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
+def simulate(
+    model: Model,
+    n: int,
+    *,
+    key: PRNGKey,
+    store: str | Path | None = None,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    retry: int = 0,
+    chunk: int | None = None,
+    in_flight: int | None = None,
+    progress: bool = True,
+) -> Simulations:
     """Draw `n` parameters from the prior and run the simulator on each.
 
     A run depends on the key and its own number alone: the first runs of a longer call are
-    the runs of a shorter one.
+    the runs of a shorter one, on any executor.
+
+    `store`: a folder to keep runs in as they arrive, a Zarr store. Called again, after a crash
+    or with a larger `n`, only what is missing is run. `Simulations.open` reads it.
+
+    For simulators outside JAX (`cs.external`, `cs.command`):
+
+    `executor`: any `concurrent.futures.Executor`; by default a process for each core.
+    `timeout`: seconds after which a run counts as failed.
+    `retry`: further attempts at runs that failed, with the same parameters and random numbers:
+    for failures that pass, not for parameters that the simulator cannot take.
+    `chunk`: runs sent to a worker together; by default a quarter of a second of work.
+    `in_flight`: chunks sent out at a time; by default two for each worker.
 
     >>> import numpyro.distributions as dist
     >>> model = Model(dist.Normal(0, 1), lambda key, theta: theta + jax.random.normal(key, (2,)))
@@ -96,6 +186,22 @@ def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
     """
     if n < 1:
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
+    settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
+    if isinstance(model.simulator, External):
+        draw = Draws(model.prior, key)
+        if store is None:
+            return _in_memory(model.simulator, n, draw, key, settings)
+        with Store(store, _about(model, model.simulator.name, key)) as runs:
+            _check_theta(runs, draw)
+            run_campaign(model.simulator, runs, n, draw, key_words(key), settings)
+        return _stored(runs, n)
+    if settings != Settings(progress=progress):
+        raise ValueError(
+            "executor, timeout, retry, chunk and in_flight are for simulators outside JAX: one "
+            "in JAX is compiled, and makes many runs at once in this process."
+        )
+    if store is not None:
+        return _simulate_stored(model, n, key, store)
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, math.ceil(n / size) * size, size):
@@ -105,13 +211,121 @@ def simulate(model: Model, n: int, *, key: PRNGKey) -> Simulations:
     return Simulations(theta, x)
 
 
+def _in_memory(
+    external: External,
+    n: int,
+    draw: Callable[[np.ndarray], Theta],
+    key: PRNGKey,
+    settings: Settings,
+) -> Simulations:
+    runs = Memory(n)
+    run_campaign(external, runs, n, draw, key_words(key), settings)
+    assert runs.spec is not None
+    numbers = np.arange(n)
+    return Simulations(draw(numbers), runs.spec.unnamed(runs.x), runs.failures(numbers))
+
+
+def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Simulations:
+    """Runs of a simulator in JAX, put into a store chunk by chunk."""
+    name = getattr(model.simulator, "__qualname__", type(model.simulator).__name__)
+    theta, x = jax.eval_shape(model.simulate_one, key)
+    with Store(path, _about(model, name, key)) as runs:
+        example = {name: np.zeros((1, *a.shape), a.dtype) for name, a in theta.items()}
+        runs.begin(_spec(model, x), example)
+        runs.grow(n)
+        missing = runs.missing(n)
+        for chunk in np.unique(missing // runs.rows):
+            here = missing[missing // runs.rows == chunk]
+            runs.put(here, *_compiled_runs(model, key, here))
+    return _stored(runs, n)
+
+
+def _compiled_runs(model: Model, key: PRNGKey, numbers: np.ndarray):
+    """Parameters, named data and failures; made in blocks that begin at fixed numbers."""
+    blocks = []
+    for block in np.unique(numbers // STORED):
+        all_of_it = np.arange(block * STORED, (block + 1) * STORED, dtype=np.uint32)
+        made = Simulations(*jax.device_get(_simulate_block(model, key, all_of_it)))
+        blocks.append(made[numbers[numbers // STORED == block] - all_of_it[0]])
+    theta, x = jax.tree.map(
+        lambda *parts: np.concatenate(parts), *[(block.theta, block.x) for block in blocks]
+    )
+    bad = np.flatnonzero(np.concatenate([block.invalid for block in blocks]))
+    failed = {int(i): Failure(NOT_FINITE, "x has NaN or infinite values.") for i in bad}
+    assert model.layout is not None
+    return theta, model.layout.named(x), failed
+
+
+def _spec(model: Model, x: Any) -> Spec:
+    assert model.layout is not None
+    parts = model.layout.named(x).items()
+    arrays = tuple((name, a.shape, np.dtype(a.dtype).str) for name, a in parts)
+    return Spec(arrays, model.layout.bare)
+
+
+def _stored(runs: Store, n: int) -> Simulations:
+    numbers = np.arange(n)
+    return Simulations(runs.theta(numbers), Unread(runs, numbers), runs.failures(numbers))
+
+
+def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
+    """Whose runs a store holds: what must agree when it is opened again, and the version."""
+    return {
+        "version": version("consilience"),
+        "key": [str(jax.random.key_impl(key)), *key_words(key)],
+        "prior": model.prior.texts,
+        "parameters": model.prior.shapes,
+        "simulator": simulator,
+    }
+
+
+def _check_theta(runs: Store, draw: Callable[[np.ndarray], Theta]):
+    """Refuse a store whose parameters this prior and key do not give: descriptions are short."""
+    numbers = runs.numbers[:BLOCK]
+    if len(numbers):
+        drawn, held = draw(numbers), runs.theta(numbers)
+        if not all(np.allclose(drawn[name], held[name], rtol=1e-4) for name in held):
+            raise StoreError(
+                f"{runs.path} holds runs at other parameters than this prior draws with this "
+                "key: pass the model that it was made with, or another store."
+            )
+
+
+def find_layout(model: Model) -> Layout:
+    """The layout of a model's data. Where no run has shown it, the simulator is run once."""
+    if model.layout is None and isinstance(model.simulator, External):
+        task = Task(model.simulator.function, (0, 0))
+        theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
+        tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
+        good = next((outcome for outcome in tried if outcome.failure is None), None)
+        if good is None:
+            raise ValueError(
+                f"The simulator failed {TRIES} times, at parameters drawn from the prior: look "
+                "at cs.simulate(model, ...).failures."
+            )
+        model.simulator.spec = Spec.of(good.x)
+    if model.layout is None:
+        raise ValueError("This model has no simulator: pass one to cs.Model.")
+    return model.layout
+
+
 @compiled
 def _simulate_block(model: Model, key: PRNGKey, numbers):
     return jax.vmap(lambda i: model.simulate_one(jax.random.fold_in(key, i)))(numbers)
 
 
-def simulate_at(model: Model, theta: Theta, *, key: PRNGKey) -> Simulations:
+def simulate_at(
+    model: Model,
+    theta: Theta,
+    *,
+    key: PRNGKey,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> Simulations:
     """Run the simulator on parameters of the user's own choice, with a leading axis of runs.
+
+    `executor`, `timeout`: as for `simulate`, for simulators outside JAX.
 
     >>> import numpyro.distributions as dist
     >>> model = Model(dist.Normal(0, 1), lambda key, theta: theta + jax.random.normal(key, (2,)))
@@ -120,6 +334,10 @@ def simulate_at(model: Model, theta: Theta, *, key: PRNGKey) -> Simulations:
     """
     arrays = ParameterSpace(model.prior).check(theta)
     n = len(next(iter(arrays.values())))
+    if isinstance(model.simulator, External):
+        given = lambda numbers: {name: a[numbers] for name, a in arrays.items()}  # noqa: E731
+        settings = Settings(executor, timeout, progress=progress)
+        return _in_memory(model.simulator, n, given, key, settings)
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, n, size):

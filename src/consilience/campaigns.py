@@ -1,0 +1,348 @@
+"""A campaign: all runs of an external simulator, on any executor, kept as they arrive.
+
+Chunks of runs are sent out, never more than a window of them at a time; each outcome goes to a
+keeper, in memory or on disk, before the next is looked at. What a run gives depends on the key
+and its number alone, so that executors, chunks and restarts change nothing.
+"""
+
+import contextlib
+import dataclasses
+import math
+import pickle
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from consilience.commands import Command
+from consilience.external import External
+from consilience.failures import Failures
+from consilience.runs import DIED, Failure, Outcome, Spec, Task, blank, run_chunk
+from consilience.store import Store
+from consilience.types import Theta
+from consilience.workers import StartError, Workers
+
+TARGET = 0.25
+"""Seconds of work in a chunk: long beside what it costs to send, short beside a restart."""
+
+CHUNK_RUNS, CHUNK_BYTES = 4096, 2**23
+"""The most that a chunk may hold."""
+
+TRIES = 16
+"""Runs that may fail before one shows the shape of the data."""
+
+WINDOW = 256
+"""Chunks in flight on an executor that does not say how many workers it has."""
+
+TICK = 30.0
+"""Seconds between signs of life while no run ends."""
+
+
+class Memory:
+    """Runs in memory: lost when the process ends."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self.spec: Spec | None = None
+        self.x: dict[str, np.ndarray] = {}
+        self._settled = np.zeros(n, bool)
+        self._failed: dict[int, tuple[Failure, int]] = {}
+
+    def begin(self, spec: Spec, theta: Theta):
+        self.spec = spec
+        self.x = {name: blank(self.n, shape, dtype) for name, shape, dtype in spec.arrays}
+
+    def grow(self, n: int):
+        """There is room for all runs from the start."""
+
+    def missing(self, n: int, retry: int = 0) -> np.ndarray:
+        again = np.zeros(n, bool)
+        again[[i for i, (_, attempts) in self._failed.items() if attempts <= retry]] = True
+        return np.flatnonzero(~self._settled[:n] | again)
+
+    def failures(self, numbers: np.ndarray) -> dict[int, Failure]:
+        known = self._failed
+        return {i: known[j][0] for i, j in enumerate(numbers.tolist()) if j in known}
+
+    def put(
+        self,
+        numbers: np.ndarray,
+        theta: Theta,
+        x: dict[str, np.ndarray],
+        failed: dict[int, Failure],
+    ):
+        for name, array in x.items():
+            self.x[name][numbers] = array
+        self._settled[numbers] = True
+        for i, number in enumerate(numbers.tolist()):
+            _, attempts = self._failed.pop(number, (None, 0))
+            if i in failed:
+                self._failed[number] = failed[i], attempts + 1
+
+    def touch(self):
+        """Nobody else can see it."""
+
+    def stopped(self, n: int) -> str:
+        return (
+            f"Stopped after {int(self._settled.sum())} of {n} runs, which are lost: pass "
+            'store="runs.zarr" to keep runs, and to go on from them.'
+        )
+
+
+Keeper = Memory | Store
+"""Where outcomes go."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a campaign runs; nothing here changes its numbers.
+
+    `timeout`: seconds for each run. `retry`: further attempts at a run that failed.
+    `chunk`: runs sent together. `in_flight`: chunks sent out at a time.
+    """
+
+    executor: Executor | None = None
+    timeout: float | None = None
+    retry: int = 0
+    chunk: int | None = None
+    in_flight: int | None = None
+    progress: bool = True
+
+    def check(self, external: External):
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout must be seconds above zero, got {self.timeout}.")
+        if self.retry < 0:
+            raise ValueError(f"retry must be a number of further attempts, got {self.retry}.")
+        for name in ("chunk", "in_flight"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least one, got {value}.")
+        function = not isinstance(external.function, Command)
+        if function and self.timeout and isinstance(self.executor, ThreadPoolExecutor):
+            raise ValueError(
+                "A Python function cannot be stopped in a thread: for a time limit leave executor "
+                "out, or pass a ProcessPoolExecutor."
+            )
+
+
+def run_campaign(
+    external: External,
+    keeper: Keeper,
+    n: int,
+    draw: Callable[[np.ndarray], Theta],
+    entropy: tuple[int, ...],
+    settings: Settings,
+):
+    """Run what the keeper misses of `n` runs; `draw` gives the parameters of any numbers."""
+    settings.check(external)
+    if external.spec is not None:
+        keeper.begin(external.spec, draw(np.arange(1)))
+    if keeper.spec is not None:
+        external.spec = keeper.spec
+        keeper.grow(n)
+        if not len(keeper.missing(n, settings.retry)):
+            return
+    task = Task(external.function, entropy, settings.timeout)
+    with _executor(task, settings.executor) as executor:
+        campaign = _Campaign(task, keeper, n, draw, executor, settings)
+        with campaign.bar:
+            try:
+                campaign.run()
+            except KeyboardInterrupt:
+                campaign.save_finished()
+                raise KeyboardInterrupt(keeper.stopped(n)) from None
+            finally:
+                external.spec = external.spec or keeper.spec
+
+
+@contextlib.contextmanager
+def _executor(task: Task, given: Executor | None) -> Iterator[Executor]:
+    """The user's executor, which stays open, or one for this campaign."""
+    if given is not None:
+        yield given
+        return
+    own = Workers(task)
+    try:
+        yield own
+    finally:
+        own.shutdown()
+
+
+class _Campaign:
+    def __init__(
+        self,
+        task: Task,
+        keeper: Keeper,
+        n: int,
+        draw: Callable[[np.ndarray], Theta],
+        executor: Executor,
+        settings: Settings,
+    ):
+        self.task, self.keeper, self.n, self.draw = task, keeper, n, draw
+        self.executor, self.settings = executor, settings
+        self.workers = getattr(executor, "size", getattr(executor, "_max_workers", WINDOW // 2))
+        self.window = settings.in_flight or 2 * self.workers
+        self.flying: dict[Future, np.ndarray] = {}
+        self.lost: Counter[int] = Counter()
+        self.pace = TARGET
+        self.settled = np.ones(n, bool)
+        self.settled[keeper.missing(n)] = False
+        self.failed = set(keeper.failures(np.arange(n)))
+        self.bar = tqdm(
+            total=n,
+            initial=int(self.settled.sum()),
+            desc="Simulations",
+            unit="run",
+            disable=not settings.progress,
+        )
+
+    def run(self) -> None:
+        if self.keeper.spec is None:
+            self._find_spec()
+        while len(todo := self.keeper.missing(self.n, self.settings.retry)):
+            self._run_all(todo)
+
+    def save_finished(self) -> None:
+        """Keep what has arrived, and call back what has not begun."""
+        for future, numbers in list(self.flying.items()):
+            if not future.cancel() and future.done() and future.exception() is None:
+                self._settle(numbers, future.result())
+
+    def _find_spec(self) -> None:
+        """The first run that gives data shows their shape; it and those before it are kept."""
+        outcomes: list[Outcome] = []
+        for number in range(min(TRIES, self.n)):
+            chunk = np.arange(number, number + 1)
+            self.flying = {self._submit(chunk): chunk}
+            while not self._arrived():
+                pass
+            ((future, _),) = self.flying.items()
+            outcomes += self._result(future)
+            self.flying = {}
+            if outcomes[-1].failure is None:
+                break
+        tried = np.arange(len(outcomes))
+        theta = self.draw(tried)
+        if outcomes[-1].failure is not None:
+            failed = {i: outcome.failure for i, outcome in enumerate(outcomes) if outcome.failure}
+            raise ValueError(
+                "No run has shown the shape of the data yet, so nothing is stored. "
+                f"{Failures(failed, dict(theta)).summary()}"
+            )
+        self.keeper.begin(Spec.of(outcomes[-1].x), theta)
+        self.keeper.grow(self.n)
+        self._settle(tried, outcomes)
+
+    def _run_all(self, todo: np.ndarray):
+        sent, again = 0, deque[np.ndarray]()
+        while sent < len(todo) or again or self.flying:
+            while (sent < len(todo) or again) and len(self.flying) < self.window:
+                if again:
+                    chunk = again.popleft()
+                else:
+                    chunk = todo[sent : sent + self._size(len(todo) - sent)]
+                    sent += len(chunk)
+                self.flying[self._submit(chunk)] = chunk
+            for future in self._arrived():
+                chunk = self.flying[future]
+                try:
+                    outcomes = self._result(future)
+                except _WorkerLostError as error:
+                    again.extend(self._after_loss(chunk, error))
+                else:
+                    self._settle(chunk, outcomes)
+                del self.flying[future]
+
+    def _submit(self, numbers: np.ndarray) -> Future:
+        theta = self.draw(numbers)
+        try:
+            return self.executor.submit(run_chunk, self.task, numbers, theta)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def _arrived(self) -> set[Future]:
+        done, _ = wait(self.flying, timeout=TICK, return_when=FIRST_COMPLETED)
+        self.keeper.touch()
+        return done
+
+    def _result(self, future: Future) -> list[Outcome]:
+        try:
+            return future.result()
+        except (ValueError, StartError):
+            raise
+        except (BrokenExecutor, CancelledError) as error:
+            raise self._broken(error) from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise TypeError(
+                f"The executor cannot send the simulator to its workers: {error}. Define it in "
+                "a module that they can import."
+            ) from error
+        except Exception as error:
+            raise _WorkerLostError(f"{type(error).__name__}: {error}") from error
+
+    def _broken(self, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"The executor takes no more runs ({error}): a worker died, or it was shut down. "
+            f"{self.keeper.stopped(self.n)} Make a new executor for it."
+        )
+
+    def _after_loss(self, chunk: np.ndarray, error: Exception) -> list[np.ndarray]:
+        """Chunks to send again, one run each; a run that loses two workers has failed."""
+        again = []
+        for number in chunk.tolist():
+            self.lost[number] += len(chunk) == 1
+            one = np.array([number])
+            if self.lost[number] < 2:
+                again.append(one)
+            else:
+                self._settle(one, [Outcome(None, Failure(DIED, str(error)), 0.0)])
+        return again
+
+    def _size(self, left: int) -> int:
+        """How many runs to send together, so that chunks take `TARGET` seconds."""
+        if self.settings.chunk is not None:
+            return self.settings.chunk
+        assert self.keeper.spec is not None
+        room = sum(
+            math.prod(shape) * np.dtype(dtype).itemsize
+            for _, shape, dtype in self.keeper.spec.arrays
+        )
+        wanted = TARGET / max(self.pace, 1e-6)
+        # Towards the end smaller, so that all workers end together; but not too small to pay.
+        share = max(math.ceil(left / self.window), int(wanted / 20))
+        return max(1, min(int(wanted), share, CHUNK_RUNS, CHUNK_BYTES // max(room, 1)))
+
+    def _settle(self, numbers: np.ndarray, outcomes: list[Outcome]):
+        """Hand outcomes to the keeper, and show them."""
+        spec = self.keeper.spec
+        assert spec is not None
+        x = {name: blank(len(numbers), shape, dtype) for name, shape, dtype in spec.arrays}
+        failed: dict[int, Failure] = {}
+        for i, outcome in enumerate(outcomes):
+            matched = outcome.failure or spec.match(outcome.x)
+            if isinstance(matched, Failure):
+                failed[i] = matched
+                continue
+            for name, array in matched.items():
+                x[name][i] = array
+        self.keeper.put(numbers, self.draw(numbers), x, failed)
+        self.pace = sum(outcome.seconds for outcome in outcomes) / len(outcomes)
+        self.failed -= set(numbers.tolist())
+        self.failed |= {int(numbers[i]) for i in failed}
+        self.bar.set_postfix(failed=len(self.failed), refresh=False)
+        self.bar.update(int(np.count_nonzero(~self.settled[numbers])))
+        self.settled[numbers] = True
+
+
+class _WorkerLostError(Exception):
+    """The executor lost the worker of a chunk, and can go on without it."""

@@ -1,0 +1,135 @@
+"""Files that outlive a crash: written whole or not at all, and one writer to a folder."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+STALE = 300.0
+"""Seconds without a sign of life after which the lock of another machine is taken over."""
+
+
+class StoreError(ValueError):
+    """A store that cannot be used as asked; its message says why and what to do."""
+
+
+class StoreInUseError(StoreError):
+    """Another process works on the store."""
+
+
+def write(path: Path, content: bytes):
+    """Put a file in place in one step, on the disk when this returns."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def append(path: Path, line: bytes):
+    """Add a line to a file, on the disk when this returns; after an error the file is as before."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with open(path, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        if size == 0:
+            _sync_folder(path.parent)
+    except BaseException:
+        if path.exists():
+            os.truncate(path, size)
+        raise
+
+
+def _sync_folder(folder: Path):
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+_held: set[Path] = set()
+
+
+class Lock:
+    """One writer to a folder: a file that is locked, and names its process and machine.
+
+    The system drops the lock when the process dies, however it dies. Where file systems do not
+    share locks between machines, the file's age tells: `touch` keeps it young.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path.resolve()
+        if self.path in _held:
+            raise StoreInUseError(f"{path.parent} is in use by another call of this process.")
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._handle)
+            raise
+        _held.add(self.path)
+
+    def _take(self):
+        import fcntl  # here: Windows has none, and `import consilience` must work there
+
+        owner = self._owner()
+        try:
+            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUseError(self._refusal(owner)) from None
+        except OSError:
+            # No locks on this file system: the process that the file names has to be asked.
+            if owner and owner["host"] == socket.gethostname() and _alive(owner["pid"]):
+                raise StoreInUseError(self._refusal(owner)) from None
+        age = time.time() - os.fstat(self._handle).st_mtime
+        if owner and owner["host"] != socket.gethostname() and age < STALE:
+            raise StoreInUseError(self._refusal(owner))
+        record = {"pid": os.getpid(), "host": socket.gethostname()}
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, json.dumps(record).encode(), 0)
+
+    def _owner(self) -> dict[str, Any] | None:
+        try:
+            record = json.loads(os.pread(self._handle, 1000, 0))
+            return {"pid": int(record["pid"]), "host": str(record["host"])}
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _refusal(self, owner: dict[str, Any] | None) -> str:
+        who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+        return (
+            f"{self.path.parent} is in use by {who}. Wait until it has finished, or use another "
+            f"store. If that process is gone, delete {self.path} and call again."
+        )
+
+    def touch(self):
+        """A sign of life, for other machines."""
+        os.utime(self._handle)
+
+    def release(self):
+        if self.path in _held:
+            _held.discard(self.path)
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,209 @@
+"""One run of a simulator outside JAX, and chunks of many: what a worker does.
+
+A worker gets a `Task`, the numbers of its runs and their parameters, and gives an `Outcome`
+for each. Nothing that a simulator does ends a chunk: failures are outcomes too.
+"""
+
+import contextlib
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.random import Generator, Philox, SeedSequence
+
+from consilience.commands import Command
+from consilience.data import DATA
+from consilience.types import Data, Theta
+
+RAISED, LATE, NOT_FINITE, WRONG, DIED = (
+    "raised",
+    "timed out",
+    "not finite",
+    "wrong shape",
+    "worker died",
+)
+LONGEST = 500
+"""Characters of a message that are kept."""
+
+
+class Failure(NamedTuple):
+    """Why a run gave no data."""
+
+    reason: str
+    message: str
+
+
+class Outcome(NamedTuple):
+    """The data of a run, an array or a dictionary of arrays, or its failure."""
+
+    x: Any
+    failure: Failure | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What every run of a campaign shares: the simulator, the key as numbers, a time limit."""
+
+    function: Callable[..., Data] | Command
+    entropy: tuple[int, ...]
+    timeout: float | None = None
+
+
+def stream(entropy: tuple[int, ...], number: int) -> Generator:
+    """The random numbers of one run: they depend on the key and the run's number alone.
+
+    >>> bool(stream((0, 1), 7).random() == stream((0, 1), 7).random())
+    True
+    """
+    return Generator(Philox(SeedSequence(entropy, spawn_key=(number,))))
+
+
+def run_chunk(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    """The outcomes of runs with these numbers, at parameters with a leading axis of runs."""
+    return [run_one(task, int(number), at(theta, i)) for i, number in enumerate(numbers)]
+
+
+def at(theta: Theta, i: int) -> dict[str, Any]:
+    """The parameters of one run as a simulator takes them: floats, or arrays."""
+    return {name: a[i].item() if a.ndim == 1 else a[i] for name, a in theta.items()}
+
+
+def run_one(task: Task, number: int, theta: Mapping[str, Any]) -> Outcome:
+    """One run, whatever comes of it."""
+    start = time.perf_counter()
+    x, failure = _attempt(task, stream(task.entropy, number), theta)
+    return Outcome(x, failure, time.perf_counter() - start)
+
+
+def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any, Failure | None]:
+    late = Failure(LATE, f"The run took longer than {task.timeout} s.")
+    try:
+        if isinstance(task.function, Command):
+            x = task.function.run(rng, theta, task.timeout)
+        else:
+            with _time_limit(task.timeout):
+                x = task.function(rng, **theta)
+        arrays = _arrays(x)
+    except _Late:
+        return None, late
+    except _NoTimer as error:
+        raise ValueError(str(error)) from None
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TimeoutError) and isinstance(task.function, Command):
+            return None, late
+        return None, Failure(RAISED, f"{type(error).__name__}: {error}"[:LONGEST])
+    odd = [name for name, a in _named(arrays).items() if a.dtype.kind not in "biuf"]
+    if odd:
+        message = f"{_where(odd[0], arrays)} is not numbers: {_named(arrays)[odd[0]]!r}"
+        return None, Failure(WRONG, message[:LONGEST])
+    bad = [name for name, a in _named(arrays).items() if not np.isfinite(a).all()]
+    if bad:
+        return None, Failure(NOT_FINITE, f"{_where(bad[0], arrays)} has NaN or infinite values.")
+    return arrays, None
+
+
+def _arrays(x: Any) -> Any:
+    if isinstance(x, Mapping):
+        return {str(name): np.asarray(part) for name, part in x.items()}
+    return np.asarray(x)
+
+
+def _named(x: Any) -> dict[str, np.ndarray]:
+    return x if isinstance(x, dict) else {DATA: x}
+
+
+def _where(name: str, x: Any) -> str:
+    return f"x[{name!r}]" if isinstance(x, dict) else "x"
+
+
+class _Late(BaseException):
+    """Time is up. Not an `Exception`, so that a simulator's own handlers let it through."""
+
+
+class _NoTimer(BaseException):
+    """There is no way to stop a function here."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Stop what runs inside after so many seconds, by a signal."""
+    if seconds is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise _NoTimer(
+            "A time limit for a Python function needs processes, and this executor runs it in "
+            "a thread: leave executor out, pass a ProcessPoolExecutor, or make the simulator "
+            "a cs.command, which has its own limit."
+        )
+
+    def stop(*_: Any):
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """The arrays of a run's data: name, shape and type of each.
+
+    >>> spec = Spec.of(np.zeros(3))
+    >>> spec.match(np.ones(2))
+    Failure(reason='wrong shape', message='x must have the shape (3,), got (2,).')
+    """
+
+    arrays: tuple[tuple[str, tuple[int, ...], str], ...]
+    bare: bool
+
+    @classmethod
+    def of(cls, x: Any) -> "Spec":
+        """The spec of one run's data. Whole numbers are kept as floats: the next may not be."""
+        # Written as little-endian, whatever the machine.
+        kind = lambda a: np.dtype(float if a.dtype.kind in "iu" else a.dtype).newbyteorder("<")  # noqa: E731
+        arrays = tuple((name, a.shape, kind(a).str) for name, a in _named(x).items())
+        return cls(arrays, not isinstance(x, dict))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape, _ in self.arrays}
+
+    def match(self, x: Any) -> dict[str, np.ndarray] | Failure:
+        """Named arrays of the right type, or what is wrong with them."""
+        named = _named(x)
+        if self.bare == isinstance(x, dict) or set(named) != set(self.shapes):
+            expected = "an array" if self.bare else f"a dictionary with {sorted(self.shapes)}"
+            got = f"a dictionary with {sorted(x)}" if isinstance(x, dict) else "an array"
+            return Failure(WRONG, f"x must be {expected}, got {got}.")
+        matched = {}
+        for name, shape, dtype in self.arrays:
+            array = named[name]
+            if array.shape != shape:
+                wrong = f"have the shape {shape}, got {array.shape}"
+            elif not np.can_cast(array.dtype, dtype, "same_kind"):
+                wrong = f"hold {np.dtype(dtype).name}, got {array.dtype}"
+            else:
+                matched[name] = array.astype(dtype)
+                continue
+            return Failure(WRONG, f"{_where(name, x)} must {wrong}.")
+        return matched
+
+    def unnamed(self, arrays: dict[str, Any]) -> Any:
+        """The arrays as the simulator returned them: alone, or in a dictionary."""
+        return arrays[DATA] if self.bare else arrays
+
+
+def blank(n: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Room for `n` runs: NaN where that can be said, zeros elsewhere."""
+    dtype = np.dtype(dtype)
+    return np.full((n, *shape), np.nan if dtype.kind == "f" else 0, dtype)
