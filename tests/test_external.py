@@ -14,7 +14,7 @@ import consilience as cs
 from consilience.preparation import check_likelihood
 from consilience.priors import as_prior
 from consilience.runs import Spec, Task, run_one, stream
-from consilience.simulations import find_layout
+from consilience.simulating import find_layout
 from tests import simulators
 from tests.conftest import TINY, quick
 

@@ -25,7 +25,8 @@ from consilience.results import to_arviz
 from consilience.rounds import Atomic, Round, Truncated, sequential
 from consilience.schedules import Constant, Cosine, Ramp, Smooth, Step
 from consilience.scores import score
-from consilience.simulations import Simulations, simulate, simulate_at
+from consilience.simulating import simulate, simulate_at
+from consilience.simulations import Simulations
 from consilience.storage import LoadError, load
 from consilience.summaries import Convolutions, DeepSet, Dense, Identity, SetTransformer
 from consilience.training import TrainingError, fit

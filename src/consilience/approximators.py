@@ -15,6 +15,7 @@ from consilience.data import DataSpace, Layout
 from consilience.flows import Context, Flow
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar, SummaryNetwork, Theta
+from consilience.validity import Validity
 
 Each = Float[Array, "n k"]
 """Numbers for `n` datasets and `k` sets of parameters for each."""
@@ -67,11 +68,16 @@ class Posterior(eqx.Module):
 
 
 class Likelihood(eqx.Module):
-    """A density of data given parameters; i.i.d. rows share one network and multiply."""
+    """A density of data given parameters; i.i.d. rows share one network and multiply.
+
+    `validity`: where runs failed and were dropped, the probability of giving data at all. The
+    density is then that of a valid run with these data, p(valid, x | theta).
+    """
 
     flow: Flow
     parameters: ParameterSpace
     data: DataSpace
+    validity: Validity | None = None
 
     def log_prob(self, theta: Theta, x: Data) -> Scalar:
         """The log density of one dataset given one set of parameters.
@@ -86,10 +92,13 @@ class Likelihood(eqx.Module):
         u, _ = twice(self.parameters.to_vector)(theta)
         mask = jax.vmap(lambda x: self.data.layout.units(x).mask)(x_standard)
         correction = jnp.sum(jnp.sum(self.data.log_scale(), axis=1) * mask, axis=1)
-        return likelihood_standard(self.flow, self.data.layout, u, x_standard) - correction[:, None]
+        log_prob = likelihood_standard(self.flow, self.data.layout, u, x_standard)
+        if self.validity is not None:
+            log_prob += twice(self.validity.log_prob)(u)
+        return log_prob - correction[:, None]
 
     def sample(self, key: PRNGKey, theta: Theta, x: Data | None = None) -> Data:
-        """One dataset given one set of parameters.
+        """One dataset given one set of parameters, of a run that does not fail.
 
         Side information and masks are not learned: where data have them, pass a dataset
         `x` to take them from.

@@ -22,7 +22,8 @@ from scipy import stats
 from consilience.fitted import Fit
 from consilience.model import Model
 from consilience.networks import generator
-from consilience.simulations import Simulations, simulate
+from consilience.simulating import simulate
+from consilience.simulations import Simulations
 from consilience.types import PRNGKey
 
 logger = logging.getLogger(__name__)

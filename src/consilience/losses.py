@@ -38,6 +38,7 @@ from consilience.evidence import Joint, make_joint
 from consilience.proposals import EpochCopy
 from consilience.spaces import ParameterSpace
 from consilience.types import Data, Flat, PRNGKey, Scalar
+from consilience.validity import Validity
 
 
 class Example(NamedTuple):
@@ -63,6 +64,7 @@ class Objective(eqx.Module):
     `exact`: the identity takes the model's own log-likelihood, not the learned one.
     `unlabeled`: observed data without parameters, with a leading axis.
     `atoms`: M, where theta came from a proposal, not from the prior; else None.
+    `validity`: the factor of the learned likelihood for runs that failed and were dropped.
     """
 
     N_KEYS: ClassVar[int] = 5
@@ -76,6 +78,7 @@ class Objective(eqx.Module):
     spread: Any = None
     unlabeled: Any = None
     atoms: int | None = eqx.field(static=True, default=None)
+    validity: Validity | None = None
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -278,7 +281,7 @@ class Objective(eqx.Module):
         return make_joint(
             self.model,
             None if prior is None else LearnedPrior(prior, self.parameters),
-            None if flow is None else Likelihood(flow, self.parameters, self.data),
+            None if flow is None else Likelihood(flow, self.parameters, self.data, self.validity),
             exact=self.exact,
         )
 

@@ -14,13 +14,14 @@ from consilience.augmentation import Spread
 from consilience.compiling import compiled, on_device
 from consilience.data import DataSpace, layout_of
 from consilience.defaults import Plan
-from consilience.fitted import Recipe
+from consilience.fitted import Fit, Recipe
 from consilience.flows import Coupling, Flow
 from consilience.losses import Example, Objective
 from consilience.model import Model
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, to_vectors
 from consilience.types import Data
+from consilience.validity import Attempts, Validity, learn_validity
 
 
 def check_simulations(model: Model, simulations: Simulations):
@@ -62,8 +63,8 @@ def _about_invalid(simulations: Simulations) -> str:
     if len(simulations.failures):
         what += f" {simulations.failures.summary()}\n"
     return (
-        f"{what} Mend the simulator, or pass simulations.drop_invalid(): a posterior trained on "
-        "the rest stays right, but a learned likelihood lacks the factor p(valid | theta)."
+        f"{what} Mend the simulator, or pass simulations.drop_invalid(): a fit of the rest takes "
+        "into account how often runs fail at which parameters."
     )
 
 
@@ -137,6 +138,7 @@ def build_objective(
     simulations: Simulations,
     unlabeled: Data | None,
     atoms: int | None = None,
+    validity: Validity | None = None,
 ) -> Objective:
     """What training minimises, once the likelihood and the unlabelled data are seen to fit."""
     settings, layout = plan.self_consistency, data.layout
@@ -155,7 +157,22 @@ def build_objective(
     if plan.exact:
         check_likelihood(model, simulations)
     spread = data_spread(data, simulations.x, observed)
-    return Objective(model, parameters, data, settings, plan.exact, spread, observed, atoms)
+    return Objective(
+        model, parameters, data, settings, plan.exact, spread, observed, atoms, validity
+    )
+
+
+def find_validity(
+    parameters: ParameterSpace,
+    attempts: Attempts | None,
+    start: Fit | None,
+    rng: Generator,
+) -> Validity | None:
+    """The probability of giving data, learned where runs were dropped, or that of a first fit."""
+    if attempts is None:
+        return None if start is None or start.likelihood is None else start.likelihood.validity
+    u = to_vectors(parameters, parameters.check(attempts.theta))
+    return learn_validity(np.asarray(u), attempts.valid, rng)
 
 
 def data_spread(data: DataSpace, *sources: Data | None) -> Spread:

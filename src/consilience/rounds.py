@@ -17,7 +17,8 @@ from consilience.consistency import SelfConsistency
 from consilience.fitted import Fit
 from consilience.flows import Coupling
 from consilience.model import Model
-from consilience.simulations import Simulations, find_layout, simulate, simulate_at
+from consilience.simulating import find_layout, simulate, simulate_at
+from consilience.simulations import Simulations, join_attempts
 from consilience.storage import load
 from consilience.summaries import Summary
 from consilience.training import fit
@@ -181,7 +182,7 @@ def _together(parts: list[Simulations]) -> Simulations:
     """The valid runs of all rounds."""
     valid = [part.drop_invalid() for part in parts]
     theta, x = jax.tree.map(lambda *a: np.concatenate(a), *[(part.theta, part.x) for part in valid])
-    runs, total = Simulations(theta, x), sum(map(len, parts))
+    runs, total = Simulations(theta, x, attempts=join_attempts(parts)), sum(map(len, parts))
     if len(runs) < total:
         bad = total - len(runs)
         logger.warning("%d of %d runs failed, or are not finite: left out.", bad, total)

@@ -23,6 +23,7 @@ from consilience.model import Model
 from consilience.preparation import build_networks
 from consilience.spaces import ParameterSpace
 from consilience.training import assemble
+from consilience.validity import Validity
 
 FORMAT = 1
 MARK = "consilience fit"
@@ -53,6 +54,7 @@ def save(fit: Fit, path: str | Path) -> Path:
         "model": _fingerprint(fit.model),
         "layout": _encode(fit.posterior.data.layout),
         "recipe": _encode(fit.recipe),
+        "validity": _validity(fit) is not None,
         "history": {
             **dataclasses.asdict(fit.history),
             "terms": {name: values.tolist() for name, values in fit.history.terms.items()},
@@ -85,9 +87,11 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
     scaled = [name for name in layout.names if name != layout.mask_name]
     empty = {name: jax.numpy.zeros(()) for name in scaled}
     parameters, space = ParameterSpace(model.prior), DataSpace(empty, empty, layout)
-    networks = build_networks(recipe, parameters, space, np.random.default_rng(0))
-    networks, (loc, scale), space = _fill(
-        (networks, (parameters.loc, parameters.scale), space), tensors, path
+    rng = np.random.default_rng(0)
+    networks = build_networks(recipe, parameters, space, rng)
+    validity = Validity(parameters.dim, rng) if meta.get("validity") else None
+    networks, (loc, scale), space, validity = _fill(
+        (networks, (parameters.loc, parameters.scale), space, validity), tensors, path
     )
     history = dict(meta["history"])
     history["terms"] = {name: np.array(values) for name, values in history["terms"].items()}
@@ -98,12 +102,17 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
         networks,
         recipe,
         History(**history),
+        validity,
     )
 
 
 def _numbers(fit: Fit):
     parameters = fit.posterior.parameters
-    return fit.networks, (parameters.loc, parameters.scale), fit.posterior.data
+    return fit.networks, (parameters.loc, parameters.scale), fit.posterior.data, _validity(fit)
+
+
+def _validity(fit: Fit) -> Validity | None:
+    return None if fit.likelihood is None else fit.likelihood.validity
 
 
 def _tensors(tree) -> dict[str, np.ndarray]:

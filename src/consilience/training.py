@@ -30,6 +30,7 @@ from consilience.preparation import (
     build_networks,
     build_objective,
     check_simulations,
+    find_validity,
     split,
     to_examples,
 )
@@ -38,6 +39,7 @@ from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, parameter_space
 from consilience.summaries import Summary
 from consilience.types import Data, PRNGKey
+from consilience.validity import Validity
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ def fit(
         batch_size=batch_size,
         validation=validation,
     )
-    for_split, for_networks, for_order = generator(key).spawn(3)
+    for_split, for_networks, for_order, for_validity = generator(key).spawn(4)
     train, held_out = split(len(simulations), plan.validation, for_split)
     check_plan(plan, len(train), len(held_out), patience, atoms)
     mesh = make_mesh(devices)
@@ -146,7 +148,12 @@ def fit(
             f"A batch of {plan.batch_size} runs cannot be split evenly among {mesh.size} devices: "
             "pass a batch_size that can, or fewer devices."
         )
-    objective = build_objective(model, parameters, data, plan, simulations, unlabeled, atoms)
+    validity = None
+    if plan.recipe.likelihood is not None:
+        validity = find_validity(parameters, simulations.attempts, start, for_validity)
+    objective = build_objective(
+        model, parameters, data, plan, simulations, unlabeled, atoms, validity
+    )
     multipliers = on_device(np.zeros(plan.n_multipliers)) if plan.n_multipliers else None
     networks, history = _train(
         build_networks(plan.recipe, parameters, data, for_networks, multipliers)
@@ -166,7 +173,7 @@ def fit(
         mesh=mesh,
         progress=progress,
     )
-    return assemble(model, parameters, data, networks, plan.recipe, history)
+    return assemble(model, parameters, data, networks, plan.recipe, history, validity)
 
 
 def assemble(
@@ -176,13 +183,15 @@ def assemble(
     networks: Networks,
     recipe: Recipe,
     history: History,
+    validity: Validity | None = None,
 ) -> Fit:
     """Trained networks and their spaces as a `Fit`."""
-    likelihood, prior = networks.likelihood, networks.prior
+    flow, prior = networks.likelihood, networks.prior
+    likelihood = None if flow is None else Likelihood(flow, parameters, data, validity)
     return Fit(
         model=model,
         posterior=Posterior(networks.summary, networks.posterior, parameters, data),
-        likelihood=None if likelihood is None else Likelihood(likelihood, parameters, data),
+        likelihood=likelihood,
         prior=None if prior is None else LearnedPrior(prior, parameters),
         recipe=recipe,
         history=history,

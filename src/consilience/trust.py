@@ -18,7 +18,8 @@ from consilience.approximators import Posterior
 from consilience.compiling import compiled
 from consilience.data import Layout, Series, Set, Vector
 from consilience.fitted import Fit
-from consilience.simulations import Simulations, simulate, simulate_at
+from consilience.simulating import simulate, simulate_at
+from consilience.simulations import Simulations
 from consilience.types import Data, PRNGKey
 
 Arrays = dict[str, Any]

@@ -23,7 +23,8 @@ from consilience.experiments.cells import (
 from consilience.fitted import Fit
 from consilience.metrics import mmd
 from consilience.model import Model
-from consilience.simulations import Simulations, simulate
+from consilience.simulating import simulate
+from consilience.simulations import Simulations
 from consilience.types import Data, PRNGKey
 
 DRAWS, RANK_DRAWS = 1000, 199

@@ -1,0 +1,234 @@
+"""Running a model's simulator: `simulate`, into memory or into a store."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from consilience.campaigns import TRIES, Memory, Settings, run_campaign
+from consilience.compiling import compiled
+from consilience.data import Layout
+from consilience.draws import Draws, key_words
+from consilience.external import External
+from consilience.files import StoreError
+from consilience.model import Model
+from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
+from consilience.simulations import Simulations, Unread
+from consilience.spaces import ParameterSpace
+from consilience.store import Store
+from consilience.types import PRNGKey, Theta
+
+BLOCK = 4096
+"""Runs compiled and made at once: bounds memory, and small budgets compile once."""
+
+STORED = 256
+"""Runs made at once for a store: at most so many are thrown away at its end."""
+
+
+def simulate(
+    model: Model,
+    n: int,
+    *,
+    key: PRNGKey,
+    store: str | Path | None = None,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    retry: int = 0,
+    chunk: int | None = None,
+    in_flight: int | None = None,
+    progress: bool = True,
+) -> Simulations:
+    """Draw `n` parameters from the prior and run the simulator on each.
+
+    A run depends on the key and its own number alone: the first runs of a longer call are
+    the runs of a shorter one, on any executor.
+
+    `store`: a folder to keep runs in as they arrive, a Zarr store. Called again, after a crash
+    or with a larger `n`, only what is missing is run. `Simulations.open` reads it.
+
+    For simulators outside JAX (`cs.external`, `cs.command`):
+
+    `executor`: any `concurrent.futures.Executor`; by default a process for each core.
+    `timeout`: seconds after which a run counts as failed.
+    `retry`: further attempts at runs that failed, with the same parameters and random numbers:
+    for failures that pass, not for parameters that the simulator cannot take.
+    `chunk`: runs sent to a worker together; by default a quarter of a second of work.
+    `in_flight`: chunks sent out at a time; by default two for each worker.
+
+    >>> import numpyro.distributions as dist
+    >>> model = Model(dist.Normal(0, 1), lambda key, theta: theta + jax.random.normal(key, (2,)))
+    >>> simulate(model, 100, key=jax.random.key(0))
+    Simulations: 100 runs, theta: theta (); x: (2,)
+    """
+    if n < 1:
+        raise ValueError(f"The number of simulations must be at least one, got {n}.")
+    settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
+    if isinstance(model.simulator, External):
+        draw = Draws(model.prior, key)
+        if store is None:
+            return _in_memory(model.simulator, n, draw, key, settings)
+        with Store(store, _about(model, model.simulator.name, key)) as runs:
+            _check_theta(runs, draw)
+            run_campaign(model.simulator, runs, n, draw, key_words(key), settings)
+        return _stored(runs, n)
+    if settings != Settings(progress=progress):
+        raise ValueError(
+            "executor, timeout, retry, chunk and in_flight are for simulators outside JAX: one "
+            "in JAX is compiled, and makes many runs at once in this process."
+        )
+    if store is not None:
+        return _simulate_stored(model, n, key, store)
+    size = min(n, BLOCK)
+    blocks = []
+    for start in range(0, math.ceil(n / size) * size, size):
+        numbers = np.arange(start, start + size, dtype=np.uint32)
+        blocks.append(jax.device_get(_simulate_block(model, key, numbers)))
+    theta, x = jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks)
+    return Simulations(theta, x)
+
+
+def _in_memory(
+    external: External,
+    n: int,
+    draw: Callable[[np.ndarray], Theta],
+    key: PRNGKey,
+    settings: Settings,
+) -> Simulations:
+    runs = Memory(n)
+    run_campaign(external, runs, n, draw, key_words(key), settings)
+    assert runs.spec is not None
+    numbers = np.arange(n)
+    return Simulations(draw(numbers), runs.spec.unnamed(runs.x), runs.failures(numbers))
+
+
+def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Simulations:
+    """Runs of a simulator in JAX, put into a store chunk by chunk."""
+    name = getattr(model.simulator, "__qualname__", type(model.simulator).__name__)
+    theta, x = jax.eval_shape(model.simulate_one, key)
+    with Store(path, _about(model, name, key)) as runs:
+        example = {name: np.zeros((1, *a.shape), a.dtype) for name, a in theta.items()}
+        runs.begin(_spec(model, x), example)
+        runs.grow(n)
+        missing = runs.missing(n)
+        for chunk in np.unique(missing // runs.rows):
+            here = missing[missing // runs.rows == chunk]
+            runs.put(here, *_compiled_runs(model, key, here))
+    return _stored(runs, n)
+
+
+def _compiled_runs(model: Model, key: PRNGKey, numbers: np.ndarray):
+    """Parameters, named data and failures; made in blocks that begin at fixed numbers."""
+    blocks = []
+    for block in np.unique(numbers // STORED):
+        all_of_it = np.arange(block * STORED, (block + 1) * STORED, dtype=np.uint32)
+        made = Simulations(*jax.device_get(_simulate_block(model, key, all_of_it)))
+        blocks.append(made[numbers[numbers // STORED == block] - all_of_it[0]])
+    theta, x = jax.tree.map(
+        lambda *parts: np.concatenate(parts), *[(block.theta, block.x) for block in blocks]
+    )
+    bad = np.flatnonzero(np.concatenate([block.invalid for block in blocks]))
+    failed = {int(i): Failure(NOT_FINITE, "x has NaN or infinite values.") for i in bad}
+    assert model.layout is not None
+    return theta, model.layout.named(x), failed
+
+
+def _spec(model: Model, x: Any) -> Spec:
+    assert model.layout is not None
+    parts = model.layout.named(x).items()
+    arrays = tuple((name, a.shape, np.dtype(a.dtype).str) for name, a in parts)
+    return Spec(arrays, model.layout.bare)
+
+
+def _stored(runs: Store, n: int) -> Simulations:
+    numbers = np.arange(n)
+    return Simulations(runs.theta(numbers), Unread(runs, numbers), runs.failures(numbers))
+
+
+def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
+    """Whose runs a store holds: what must agree when it is opened again, and the version."""
+    return {
+        "version": version("consilience"),
+        "key": [str(jax.random.key_impl(key)), *key_words(key)],
+        "prior": model.prior.texts,
+        "parameters": model.prior.shapes,
+        "simulator": simulator,
+    }
+
+
+def _check_theta(runs: Store, draw: Callable[[np.ndarray], Theta]):
+    """Refuse a store whose parameters this prior and key do not give: descriptions are short."""
+    numbers = runs.numbers[:BLOCK]
+    if len(numbers):
+        drawn, held = draw(numbers), runs.theta(numbers)
+        if not all(np.allclose(drawn[name], held[name], rtol=1e-4) for name in held):
+            raise StoreError(
+                f"{runs.path} holds runs at other parameters than this prior draws with this "
+                "key: pass the model that it was made with, or another store."
+            )
+
+
+def find_layout(model: Model) -> Layout:
+    """The layout of a model's data. Where no run has shown it, the simulator is run once."""
+    if model.layout is None and isinstance(model.simulator, External):
+        task = Task(model.simulator.function, (0, 0))
+        theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
+        tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
+        good = next((outcome for outcome in tried if outcome.failure is None), None)
+        if good is None:
+            raise ValueError(
+                f"The simulator failed {TRIES} times, at parameters drawn from the prior: look "
+                "at cs.simulate(model, ...).failures."
+            )
+        model.simulator.spec = Spec.of(good.x)
+    if model.layout is None:
+        raise ValueError("This model has no simulator: pass one to cs.Model.")
+    return model.layout
+
+
+@compiled
+def _simulate_block(model: Model, key: PRNGKey, numbers):
+    return jax.vmap(lambda i: model.simulate_one(jax.random.fold_in(key, i)))(numbers)
+
+
+def simulate_at(
+    model: Model,
+    theta: Theta,
+    *,
+    key: PRNGKey,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> Simulations:
+    """Run the simulator on parameters of the user's own choice, with a leading axis of runs.
+
+    `executor`, `timeout`: as for `simulate`, for simulators outside JAX.
+
+    >>> import numpyro.distributions as dist
+    >>> model = Model(dist.Normal(0, 1), lambda key, theta: theta + jax.random.normal(key, (2,)))
+    >>> simulate_at(model, {"theta": np.zeros(5)}, key=jax.random.key(0))
+    Simulations: 5 runs, theta: theta (); x: (2,)
+    """
+    arrays = ParameterSpace(model.prior).check(theta)
+    n = len(next(iter(arrays.values())))
+    if isinstance(model.simulator, External):
+        given = lambda numbers: {name: a[numbers] for name, a in arrays.items()}  # noqa: E731
+        settings = Settings(executor, timeout, progress=progress)
+        return _in_memory(model.simulator, n, given, key, settings)
+    size = min(n, BLOCK)
+    blocks = []
+    for start in range(0, n, size):
+        numbers = np.arange(start, start + size, dtype=np.uint32)
+        part = {name: array[np.minimum(numbers, n - 1)] for name, array in arrays.items()}
+        blocks.append(jax.device_get(_run_block(model, key, numbers, part)))
+    return Simulations(arrays, jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks))
+
+
+@compiled
+def _run_block(model: Model, key: PRNGKey, numbers, theta):
+    run = lambda i, t: model.simulate_at(jax.random.fold_in(key, i), t)  # noqa: E731
+    return jax.vmap(run)(numbers, theta)
