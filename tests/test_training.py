@@ -92,7 +92,7 @@ def test_short_and_long_fits_learn_the_same(named_model, named_sims, monkeypatch
 
 
 def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
-    original, calls = training._short_epoch, []
+    original, calls = training.short_epoch, []
 
     def interrupted(*args, **settings):
         calls.append(1)
@@ -100,7 +100,7 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return original(*args, **settings)
 
-    monkeypatch.setattr(training, "_short_epoch", interrupted)
+    monkeypatch.setattr(training, "short_epoch", interrupted)
     # A process started in the background ignores Ctrl-C: have it heeded here in any case.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -182,7 +182,7 @@ def test_bad_simulations_are_refused(named_model, named_sims):
     bad = named_sims[np.arange(258) % 256]
     bad.x[[4, 7]] = np.nan
     with pytest.raises(
-        ValueError, match=r"2 of 258 simulations.*first at \[4, 7\].*p\(valid \| theta\)"
+        ValueError, match=r"2 of 258 simulations.*first at \[4, 7\].*drop_invalid\(\)"
     ):
         quick(named_model, bad)
     assert len(bad.drop_invalid()) == 256

@@ -37,7 +37,7 @@ def check_simulations(model: Model, simulations: Simulations):
             f"{len(simulations)} runs, got the leading axes {leading}."
         )
     if model.layout is not None:
-        got = layout_of(simulations.x, model.data)
+        got = layout_of(simulations.blank, model.data)
         if got.shapes != model.layout.shapes:
             raise ValueError(
                 f"The model's simulator gives x of shape {model.layout.show(model.layout.shapes)}, "
@@ -73,12 +73,14 @@ def _contains(space: ParameterSpace, theta):
     return jax.vmap(space.contains)(theta)
 
 
-def split(n: int, share: float, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Runs to train on and runs to hold out, at random."""
+def split(
+    n: int, share: float, rng: Generator, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs to train on and runs to hold out, at random; of the latter at most so many."""
     if not 0 <= share < 1:
         raise ValueError(f"validation must be a share in [0, 1), got {share}.")
     order = rng.permutation(n)
-    held = 0 if share == 0 else max(1, round(share * n))
+    held = 0 if share == 0 else max(1, min(round(share * n), n if most is None else most))
     if held >= n:
         raise ValueError(f"{n} simulations leave none to train on: pass validation=0.")
     return order[held:], order[:held]
@@ -123,11 +125,11 @@ def to_examples(
     parameters: ParameterSpace, simulations: Simulations, index: np.ndarray | None = None
 ) -> Example:
     """All runs, or some, as training takes them."""
-    u = to_vectors(parameters, parameters.check(simulations.theta))
-    every = Example(u, simulations.x)
-    # Picked on the host, where nothing is compiled.
-    pick = lambda a: np.asarray(a)[slice(None) if index is None else index]  # noqa: E731
-    return jax.device_put(jax.tree.map(pick, every))
+    u: Any = np.asarray(to_vectors(parameters, parameters.check(simulations.theta)))
+    if index is not None:
+        # Picked on the host, where nothing is compiled.
+        u, simulations = u[index], simulations[index]
+    return jax.device_put(Example(u, simulations.x))
 
 
 def build_objective(

@@ -1,6 +1,7 @@
 """The runs of a simulator: parameters, data, and what failed."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,33 @@ class Simulations:
             self._x = self._x.read()
         return self._x
 
+    @property
+    def unread(self) -> bool:
+        """Whether the data are in a store, and have not been read as a whole."""
+        return isinstance(self._x, Unread)
+
+    @property
+    def blank(self) -> Data:
+        """Data of no runs: their names and shapes, without a look at the store."""
+        if isinstance(self._x, Unread):
+            spec = self._x.spec
+            return spec.unnamed({name: np.empty((0, *s), dtype) for name, s, dtype in spec.arrays})
+        return jax.tree.map(lambda array: array[:0], self._x)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the data take."""
+        return len(self) * sum(
+            math.prod(a.shape[1:]) * a.itemsize for a in jax.tree.leaves(self.blank)
+        )
+
+    @property
+    def chunks(self) -> np.ndarray:
+        """For each run the chunk of the store that it is read with."""
+        if isinstance(self._x, Unread):
+            return self._x.numbers // self._x.store.rows
+        return np.zeros(len(self), int)
+
     def __len__(self) -> int:
         return len(next(iter(self.theta.values())))
 
@@ -119,10 +147,7 @@ class Simulations:
 
     def __repr__(self) -> str:
         theta = ", ".join(f"{name} {a.shape[1:]}" for name, a in self.theta.items())
-        if isinstance(self._x, Unread):
-            x = self._x.spec.unnamed(self._x.spec.shapes)
-        else:
-            x = jax.tree.map(lambda a: a.shape[1:], self._x)
+        x = jax.tree.map(lambda a: a.shape[1:], self.blank)
         failed = len(self.failures)
         bad = int(self.invalid.sum()) - failed
         note = f"; {failed} failed" if failed else ""

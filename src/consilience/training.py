@@ -3,27 +3,25 @@
 import dataclasses
 import logging
 import time
-from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
-from consilience.compiling import compiled, on_device
+from consilience.compiling import on_device
 from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
 from consilience.defaults import check_plan, default_plan
-from consilience.devices import Devices, gather, make_mesh, replicate, split_leading
+from consilience.devices import Devices, gather, make_mesh, replicate
+from consilience.epochs import ADAM, State, long_epoch, short_epoch, validate
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.host import failures_as_raised
-from consilience.losses import Example, take
+from consilience.losses import Example
 from consilience.model import Model
 from consilience.networks import generator, random_key
 from consilience.preparation import (
@@ -37,16 +35,12 @@ from consilience.preparation import (
 from consilience.schedules import Cosine, Schedule
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, parameter_space
+from consilience.streaming import Streamed, Whole, part_size
 from consilience.summaries import Summary
 from consilience.types import Data, PRNGKey
 from consilience.validity import Validity
 
 logger = logging.getLogger(__name__)
-
-ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
-"""The default optimizer, before its learning rate. One object, so that it compiles once."""
-
-VALIDATION_BLOCK = 256
 
 SHORT = 500
 """Up to so many steps, a fit is over before faster steps make up for a longer compilation."""
@@ -78,6 +72,7 @@ def fit(
     validation: float | None = None,
     patience: int | None = None,
     devices: Devices | None = None,
+    memory: int | None = None,
     progress: bool = True,
 ) -> Fit:
     """Learn the posterior of a model from its simulations.
@@ -102,6 +97,8 @@ def fit(
     `patience`: stop after so many epochs without a better validation loss.
     `devices`: JAX devices to split each batch among, as in `devices=jax.devices()`. The fit
     is the same as on one, up to rounding.
+    `memory`: bytes of data to hold at once, by default a quarter of the machine's memory. Runs
+    in a store that are larger are read as training goes, in parts.
 
     Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
 
@@ -116,9 +113,12 @@ def fit(
     'finished'
     """
     check_simulations(model, simulations)
+    room = part_size(simulations, memory)
+    # Runs are alike: where not all can be held, scales and checks come from the first.
+    some = simulations if room is None else simulations[:room]
     if start is None:
         parameters = parameter_space(model.prior, simulations.theta)
-        data = data_space(simulations.x, model.data)
+        data = data_space(some.x, model.data)
     else:
         parameters, data = start.posterior.parameters, start.posterior.data
         if any(spec is not None for spec in (posterior, likelihood, prior, summary)):
@@ -140,7 +140,7 @@ def fit(
         validation=validation,
     )
     for_split, for_networks, for_order, for_validity = generator(key).spawn(4)
-    train, held_out = split(len(simulations), plan.validation, for_split)
+    train, held_out = split(len(simulations), plan.validation, for_split, room)
     check_plan(plan, len(train), len(held_out), patience, atoms)
     mesh = make_mesh(devices)
     if mesh is not None and plan.batch_size % mesh.size:
@@ -151,8 +151,11 @@ def fit(
     validity = None
     if plan.recipe.likelihood is not None:
         validity = find_validity(parameters, simulations.attempts, start, for_validity)
-    objective = build_objective(
-        model, parameters, data, plan, simulations, unlabeled, atoms, validity
+    objective = build_objective(model, parameters, data, plan, some, unlabeled, atoms, validity)
+    source = (
+        Whole(to_examples(parameters, simulations, train), plan.batch_size, mesh)
+        if room is None
+        else Streamed(parameters, simulations, train, plan.batch_size, room, mesh)
     )
     multipliers = on_device(np.zeros(plan.n_multipliers)) if plan.n_multipliers else None
     networks, history = _train(
@@ -160,12 +163,11 @@ def fit(
         if start is None
         else dataclasses.replace(start.networks, multipliers=multipliers),
         objective,
-        to_examples(parameters, simulations, train),
+        source,
         to_examples(parameters, simulations, held_out) if len(held_out) else None,
         key=key,
         rng=for_order,
         epochs=plan.epochs,
-        batch_size=plan.batch_size,
         learning_rate=learning_rate,
         schedule=schedule or Cosine(),
         optimizer=optimizer,
@@ -198,22 +200,15 @@ def assemble(
     )
 
 
-class _State(NamedTuple):
-    networks: Networks
-    opt_state: Any
-    step: Any
-
-
 def _train(
     networks: Networks,
     loss,
-    examples: Example,
+    source: Whole | Streamed,
     held_out: Example | None,
     *,
     key: PRNGKey,
     rng: np.random.Generator,
     epochs: int,
-    batch_size: int,
     learning_rate: float,
     schedule: Schedule,
     optimizer: optax.GradientTransformation | None,
@@ -221,16 +216,15 @@ def _train(
     mesh: Mesh | None,
     progress: bool,
 ) -> tuple[Networks, History]:
-    steps = len(examples.u) // batch_size
     arrays = eqx.filter(networks, eqx.is_inexact_array)
     size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
     flat = on_device(np.zeros(size))
     opt_state = ADAM.init(flat) if optimizer is None else optimizer.init(arrays)
-    state = _State(networks, opt_state, np.zeros((), np.int32))
+    state = State(networks, opt_state, np.zeros((), np.int32))
     # Arrays, not numbers: another value of these compiles nothing anew.
-    total, rate = on_device(steps * epochs), on_device(learning_rate)
-    state, examples, held_out, loss = replicate((state, examples, held_out, loss), mesh)
-    run_epoch = _short_epoch if steps * epochs <= SHORT else _epoch
+    total, rate = on_device(source.steps * epochs), on_device(learning_rate)
+    state, held_out, loss = replicate((state, held_out, loss), mesh)
+    run_epoch = short_epoch if source.steps * epochs <= SHORT else long_epoch
     settings = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}
     record: list[dict[str, float]] = []
     best, stopped = _Best(networks, loss.groups), "finished"
@@ -238,14 +232,16 @@ def _train(
     bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
     try:
         for epoch in range(1, epochs + 1):
-            order = rng.permutation(len(examples.u))[: steps * batch_size]
-            order = order.reshape(steps, batch_size).astype(np.int32)
-            key = random_key(rng, key)
-            state, info = run_epoch(state, examples, order, key, total, rate, **settings)
-            row = _summarise(jax.device_get(info), epoch, steps)
+            parts = []
+            for examples, order in source.epoch(rng):
+                key = random_key(rng, key)
+                state, info = run_epoch(state, examples, order, key, total, rate, **settings)
+                parts.append(jax.device_get(info))
+            info = jax.tree.map(lambda *values: np.concatenate(values), *parts)
+            row = _summarise(info, epoch, source.steps)
             judged = None
             if held_out is not None:
-                scores = _validate(state.networks, held_out, loss)
+                scores = validate(state.networks, held_out, loss)
                 judged = {name: float(score) for name, score in scores.items()}
                 row["validation"] = sum(judged.values())
             record.append(row)
@@ -267,7 +263,7 @@ def _train(
         best_epochs=best.epochs,
         stopped=stopped,
         seconds=time.perf_counter() - start,
-        simulations=len(examples.u) + (0 if held_out is None else len(held_out.u)),
+        simulations=len(source) + (0 if held_out is None else len(held_out.u)),
     )
     return gather(best.networks, mesh), history
 
@@ -313,71 +309,3 @@ def _summarise(info: dict[str, np.ndarray], epoch: int, steps: int) -> dict[str,
         )
     means = {name: float(values[ok].mean()) for name, values in info.items()}
     return {**means, "skipped": float(len(bad))}
-
-
-def _pack(arrays, optimizer: optax.GradientTransformation | None):
-    """Weights as the optimizer takes them, and the way back.
-
-    Adam works on one long vector: it compiles and runs faster than on many arrays. An
-    optimizer of the user's own may look at the arrays, so it gets them.
-    """
-    return ravel_pytree(arrays) if optimizer is None else (arrays, lambda tree: tree)
-
-
-def _run_epoch(
-    state: _State, examples: Example, order, key, total, rate, *, loss, optimizer, schedule, mesh
-):
-    # All keys at once: every call that makes random numbers takes long to compile.
-    keys = jax.random.split(key, (len(order) + 1, loss.N_KEYS))
-    batches, keys = loss.batches(state.networks, examples, order, keys[0]), keys[1:]
-    arrays, static = eqx.partition(state.networks, eqx.is_inexact_array)
-    params, unpack = _pack(arrays, optimizer)
-
-    def batch_loss(params, batch, keys, progress):
-        networks = eqx.combine(unpack(params), static)
-        terms, info = loss(networks, batch, keys, progress)
-        return sum(terms.values()) + networks.penalty(), (terms, info)
-
-    # All rates at once, too: inside, XLA would compute a rate for every weight.
-    progress = (state.step + jnp.arange(len(order))) / total
-    rates = rate * jax.vmap(schedule)(progress)
-
-    def step(carry, part):
-        batch, keys, progress, rate = part
-        batch = split_leading(batch, mesh)
-        params, opt_state = carry
-        (value, (terms, info)), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
-            params, batch, keys, progress
-        )
-        squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(gradient))
-        ok = jnp.isfinite(value) & jnp.isfinite(squares)
-        updates, new_opt_state = (optimizer or ADAM).update(gradient, opt_state, params)
-        if optimizer is None:
-            updates = -rate * updates
-        new = (optax.apply_updates(params, updates), new_opt_state)
-        params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
-        return (params, opt_state), {"loss": value, **terms, **info, "ok": ok}
-
-    start, parts = (params, state.opt_state), (batches, keys, progress, rates)
-    (params, opt_state), info = jax.lax.scan(step, start, parts)
-    networks = eqx.combine(unpack(params), static)
-    return _State(networks, opt_state, state.step + len(order)), info
-
-
-_epoch = compiled(_run_epoch)
-_short_epoch = compiled(_run_epoch, quick=True)
-
-
-@compiled
-def _validate(networks: Networks, held_out: Example, loss):
-    """The mean held-out losses, in blocks; the last is filled up with runs that do not count."""
-    n = len(held_out.u)
-    blocks = -(-n // VALIDATION_BLOCK)
-    size = -(-n // blocks)
-    index = jnp.arange(blocks * size).reshape(blocks, size)
-
-    def each(index):
-        terms = loss.maximum_likelihood(networks, take(held_out, jnp.minimum(index, n - 1)))
-        return jax.tree.map(lambda term: jnp.sum(jnp.where(index < n, term, 0.0)), terms)
-
-    return jax.tree.map(lambda sums: jnp.sum(sums) / n, jax.lax.map(each, index))
