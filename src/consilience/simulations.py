@@ -81,9 +81,9 @@ class Simulations:
         self.failures = Failures(dict(failed or {}), self.theta)
 
     @classmethod
-    def open(cls, path: str | Path) -> "Simulations":
+    def open(cls, path: str | Path | Store) -> "Simulations":
         """The runs that are in a store, finished or not; data are read when asked for."""
-        store = Store(path)
+        store = path if isinstance(path, Store) else Store(path)
         numbers = store.numbers
         return cls(store.theta(numbers), Unread(store, numbers), store.failures(numbers))
 
@@ -237,6 +237,7 @@ def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Si
         for chunk in np.unique(missing // runs.rows):
             here = missing[missing // runs.rows == chunk]
             runs.put(here, *_compiled_runs(model, key, here))
+            runs.touch()
     return _stored(runs, n)
 
 
