@@ -1,4 +1,7 @@
-"""The command line: `consilience reproduce`, `consilience report`."""
+"""The command line, and its commands around the paper: `reproduce` and `report`.
+
+The experiments are imported when one is asked for: worker processes import this file too.
+"""
 
 import argparse
 import logging
@@ -8,10 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from consilience.compiling import keep_compiled
-from consilience.experiments import EXPERIMENTS
-from consilience.experiments.cells import Choice
-from consilience.experiments.experiment import read_name
-from consilience.experiments.report import report
+from consilience.options import add_commands
+from consilience.shell import INTERRUPTED
+from consilience.training import TrainingError
+from consilience.workers import StartError
+
+EXPERIMENTS = ("gmm", "two-moons", "hes1", "source", "sir")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         return options.command(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, StartError, TrainingError) as error:
         print(f"consilience: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("consilience: stopped. What was finished is kept: run again to go on.")
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"consilience: stopped. {str(stop) or options.stopped}", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=version("consilience"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_commands(commands)
     run = commands.add_parser(
         "reproduce",
         help="run an experiment of the paper, cell by cell",
@@ -50,31 +56,38 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--methods", nargs="+", metavar="M", help="such as NPE, SC-NPE, SC-NPLE")
     run.add_argument("--protocols", nargs="+", metavar="P", help="paper, default, or both")
     run.add_argument("--quick", action="store_true", help="a look in minutes, on small budgets")
-    run.set_defaults(command=_reproduce)
+    run.set_defaults(command=_reproduce, stopped="What was finished is kept: run again to go on.")
     show = commands.add_parser(
         "report", help="turn results into tables and figures: Markdown, CSV, PNG"
     )
     show.add_argument("folder", type=Path, help="where `reproduce` put its results")
     show.add_argument("--out", type=Path, help="where to write (the same folder)")
-    show.set_defaults(command=_report)
+    show.set_defaults(command=_report, stopped="Nothing was written.")
     return parser
 
 
 def _reproduce(options: argparse.Namespace) -> int:
+    from consilience import experiments
+    from consilience.experiments.cells import Choice
+
     keep_compiled()
     quick = "-quick" * options.quick
     folder = options.out or Path("out") / f"{options.experiment}{quick}"
     choice = Choice(
         options.budgets, options.samples, options.seeds, options.methods, options.protocols
     )
-    experiment = EXPERIMENTS[options.experiment]
+    experiment = experiments.EXPERIMENTS[options.experiment]
     rows = experiment.reproduce(folder, choice, quick=options.quick)
     print(f"{len(rows)} cells in {folder}. For tables and figures: consilience report {folder}")
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
-    page = report(EXPERIMENTS[read_name(options.folder)], options.folder, options.out)
+    from consilience import experiments
+    from consilience.experiments.experiment import read_name
+    from consilience.experiments.report import report
+
+    page = report(experiments.EXPERIMENTS[read_name(options.folder)], options.folder, options.out)
     print(page.read_text())
     print(f"Written to {page.parent}: {page.name}, a CSV and figures.")
     return 0

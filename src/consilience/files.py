@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 STALE = 300.0
 """Seconds without a sign of life after which the lock of another machine is taken over."""
@@ -59,7 +59,32 @@ def _sync_folder(folder: Path):
         os.close(handle)
 
 
+class Owner(NamedTuple):
+    """The process that a lock names."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
 _held: set[Path] = set()
+
+
+def owner_of(path: Path) -> Owner | None:
+    """Who holds a lock, as far as it can be told without taking it; None for nobody."""
+    if path.resolve() in _held:
+        # Not opened: to close it again would drop the lock that this process holds.
+        return Owner(os.getpid(), socket.gethostname())
+    try:
+        owner, age = _named(path.read_bytes()), time.time() - path.stat().st_mtime
+    except OSError:
+        return None
+    if owner is None:
+        return None
+    here = owner.host == socket.gethostname()
+    return owner if (_alive(owner.pid) if here else age < STALE) else None
 
 
 class Lock:
@@ -84,34 +109,27 @@ class Lock:
     def _take(self):
         import fcntl  # here: Windows has none, and `import consilience` must work there
 
-        owner = self._owner()
+        owner = _named(os.pread(self._handle, 1000, 0))
         try:
             fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreInUseError(self._refusal(owner)) from None
         except OSError:
             # No locks on this file system: the process that the file names has to be asked.
-            if owner and owner["host"] == socket.gethostname() and _alive(owner["pid"]):
+            if owner and owner.host == socket.gethostname() and _alive(owner.pid):
                 raise StoreInUseError(self._refusal(owner)) from None
         age = time.time() - os.fstat(self._handle).st_mtime
-        if owner and owner["host"] != socket.gethostname() and age < STALE:
+        if owner and owner.host != socket.gethostname() and age < STALE:
             raise StoreInUseError(self._refusal(owner))
         record = {"pid": os.getpid(), "host": socket.gethostname()}
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps(record).encode(), 0)
 
-    def _owner(self) -> dict[str, Any] | None:
-        try:
-            record = json.loads(os.pread(self._handle, 1000, 0))
-            return {"pid": int(record["pid"]), "host": str(record["host"])}
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def _refusal(self, owner: dict[str, Any] | None) -> str:
-        who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+    def _refusal(self, owner: Owner | None) -> str:
         return (
-            f"{self.path.parent} is in use by {who}. Wait until it has finished, or use another "
-            f"store. If that process is gone, delete {self.path} and call again."
+            f"{self.path.parent} is in use by {owner or 'another process'}. Wait until it has "
+            f"finished, or use another store. If that process is gone, delete {self.path} and "
+            "call again."
         )
 
     def touch(self):
@@ -123,6 +141,14 @@ class Lock:
             _held.discard(self.path)
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
+
+
+def _named(record: bytes) -> Owner | None:
+    try:
+        found = json.loads(record)
+        return Owner(int(found["pid"]), str(found["host"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _alive(pid: int) -> bool:

@@ -118,6 +118,7 @@ def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Si
         for chunk in np.unique(missing // runs.rows):
             here = missing[missing // runs.rows == chunk]
             runs.put(here, *_compiled_runs(model, key, here))
+            runs.touch()
     return _stored(runs, n)
 
 

@@ -69,9 +69,9 @@ class Simulations:
         self.failures = Failures(dict(failed or {}), self.theta)
 
     @classmethod
-    def open(cls, path: str | Path) -> "Simulations":
+    def open(cls, path: str | Path | Store) -> "Simulations":
         """The runs that are in a store, finished or not; data are read when asked for."""
-        store = Store(path)
+        store = path if isinstance(path, Store) else Store(path)
         numbers = store.numbers
         return cls(store.theta(numbers), Unread(store, numbers), store.failures(numbers))
 

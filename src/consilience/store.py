@@ -42,19 +42,22 @@ class Store:
 
     `about` says whose runs they are, and locks the store for writing; without it the store is
     only read, and may be one that another process is writing to.
+    `verify`: whether all data are read, so that what is damaged counts as missing.
     """
 
-    def __init__(self, path: str | Path, about: dict[str, Any] | None = None):
+    def __init__(
+        self, path: str | Path, about: dict[str, Any] | None = None, *, verify: bool = True
+    ):
         self.path = Path(path)
         self.spec: Spec | None = None
         self._journal = Journal(self.path / JOURNAL)
         self._buffers: dict[int, dict[str, np.ndarray]] = {}
         self._lock: Lock | None = None
-        self._about = {} if about is None else about
+        self.about = {} if about is None else about
         if about is not None:
             self._lock = self._acquire()
         try:
-            self._open(about)
+            self._open(about, verify)
         except BaseException:
             self.close()
             raise
@@ -67,7 +70,7 @@ class Store:
             self.path.mkdir(parents=True, exist_ok=True)
             return Lock(self.path / LOCK)
 
-    def _open(self, about: dict[str, Any] | None):
+    def _open(self, about: dict[str, Any] | None, verify: bool):
         if not (self.path / ROOT).exists():
             if about is None:
                 raise StoreError(f"There is no store of simulations at {self.path}.")
@@ -83,7 +86,7 @@ class Store:
                 )
             if about is not None:
                 self._check(held, about)
-            self._about = {name: held[name] for name in held if name not in ("data", "theta")}
+            self.about = {name: held[name] for name in held if name not in ("data", "theta")}
             self._set_arrays(held)
             shape = root["consolidated_metadata"]["metadata"][self._status]["shape"]
             self._journal.resize(shape[0])
@@ -94,7 +97,8 @@ class Store:
             ) from error
         with self._explained():
             self._journal.replay(mend=self._lock is not None)
-        self._verify()
+        if verify:
+            self._verify()
 
     def _check(self, held: dict[str, Any], about: dict[str, Any]):
         for name, given in about.items():
@@ -148,8 +152,8 @@ class Store:
     def _metadata(self, n: int) -> dict[str, bytes]:
         """Zarr's own files for `n` runs, the root last: with it the store is there."""
         memory: dict[str, Any] = {}
-        held = {**self._about, **self._layout, "what": MARK, "format": FORMAT}
-        held["version"] = self._about.get("version", version("consilience"))
+        held = {**self.about, **self._layout, "what": MARK, "format": FORMAT}
+        held["version"] = self.about.get("version", version("consilience"))
         group = zarr.create_group(zarr.storage.MemoryStore(memory), attributes=held)
         for name, (shape, dtype) in self._arrays.items():
             group.create_array(
@@ -177,6 +181,11 @@ class Store:
     def missing(self, n: int, retry: int = 0) -> np.ndarray:
         """The numbers below `n` that are to be run: missing, or failed and worth a new attempt."""
         return self._journal.missing(n, retry)
+
+    @property
+    def total(self) -> int:
+        """How many runs were asked for."""
+        return len(self._journal)
 
     @property
     def numbers(self) -> np.ndarray:
