@@ -6,7 +6,10 @@ pool of the standard library would be broken by the one, and would wait for ever
 """
 
 import contextlib
+import dataclasses
+import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -14,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from consilience.commands import Command
-from consilience.runs import DIED, LATE, Failure, Outcome, Task, at, run_one
+from consilience.runs import DIED, LATE, Failure, Outcome, Task, at, run_chunk, run_one
 from consilience.types import Theta
 
 GRACE = 1.0
@@ -243,3 +246,64 @@ def importable(function: Any) -> bool:
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
+
+
+def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    """`run_chunk` on any executor, with a time limit that holds in threads too.
+
+    No signal stops a Python function in a thread, so there it runs in a child process.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if task.timeout is None or main or isinstance(task.function, Command):
+        return run_chunk(task, numbers, theta)
+    if multiprocessing.current_process().daemon:
+        raise ValueError(
+            "A time limit for a Python function needs a child process here, since this executor "
+            "runs it in a thread; but its processes may have no children. For Dask set "
+            "distributed.worker.daemon to False where workers start, in the script of a job by "
+            "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`; or leave timeout out."
+        )
+    child = _child(dataclasses.replace(task, function=_portable(task.function), mark=""))
+    try:
+        return child.submit(run_chunk, task, numbers, theta).result()
+    finally:
+        _idle.append(child)
+
+
+_idle: list[Workers] = []
+
+
+def _child(task: Task) -> Workers:
+    """A child that has run chunks of this task, or a new one."""
+    while _idle:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            child = _idle.pop()
+            if child.task == task:
+                return child
+            child.shutdown()
+    child = Workers(task, 1)
+    # A process that ends waits for its children.
+    multiprocessing.util.Finalize(None, child.shutdown, exitpriority=1)
+    return child
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pickled:
+    """A function that cloudpickle brought here, so that a clean process can be given it."""
+
+    function: bytes
+
+    def __call__(self, rng: Any, /, **theta: Any) -> Any:
+        return _unpickled(self.function)(rng, **theta)
+
+
+_unpickled = functools.cache(pickle.loads)
+
+
+def _portable(function: Callable) -> Callable:
+    if not importable(function):
+        with contextlib.suppress(ImportError):
+            import cloudpickle
+
+            return _Pickled(cloudpickle.dumps(function))
+    return function
