@@ -46,7 +46,7 @@ def cluster():
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=logging.CRITICAL,
         ) as cluster:
             yield cluster
@@ -167,9 +167,11 @@ def test_retries_are_run_though_dask_remembers_results(client, plain, tmp_path):
     np.testing.assert_array_equal(sims.x, plain.x[:20])
 
 
-def test_a_time_limit_holds_on_dask_workers(client, plain):
+def test_a_time_limit_holds_on_dask_workers(cluster, client, plain):
     n = 5
-    sims = simulate(simulators.hangs, n, executor=client.get_executor(), timeout=0.2)
+    # One worker: the first child of each imports the package.
+    executor = client.get_executor(workers=list(cluster.scheduler.workers)[:1])
+    sims = simulate(simulators.hangs, n, executor=executor, timeout=0.2)
     np.testing.assert_array_equal(sims.failures.mask, plain.theta["sigma"][:n] > 1.0)
     assert set(sims.failures.reasons) == {"timed out"}
     np.testing.assert_array_equal(sims.drop_invalid().x, plain.x[:n][~sims.failures.mask])
