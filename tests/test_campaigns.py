@@ -206,20 +206,11 @@ def test_a_time_limit_holds_on_executors_that_run_functions_in_threads(plain):
     np.testing.assert_array_equal(sims.drop_invalid().x, plain.x[:n][~sims.failures.mask])
 
 
-def test_functions_that_cannot_be_imported_get_a_child_process_too(plain):
-    shift, here = 10.0, os.getpid()
-
-    def inside(rng, mu, sigma):
-        return np.append(shift + simulators.noisy(rng, mu, sigma), os.getpid() == here)
-
-    sims = simulate(inside, 4, executor=Threads(), timeout=30.0)
-    np.testing.assert_allclose(sims.x[:, :3], plain.x[:4] + 10.0)
-    assert not sims.x[:, 3].any(), "the function ran in this process"
-
-
 def test_a_time_limit_that_cannot_be_kept_is_refused(monkeypatch):
     with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="in a thread"):
         simulate(simulators.noisy, executor=executor, timeout=1.0)
+    with pytest.raises(ValueError, match="Define the function in a module"):
+        simulate(lambda rng, mu, sigma: np.zeros(1), executor=Threads(), timeout=1.0)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(ValueError, match=r"distributed\.worker\.daemon to False"):
         simulate(simulators.noisy, executor=Threads(), timeout=1.0)

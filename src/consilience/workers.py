@@ -7,7 +7,6 @@ pool of the standard library would be broken by the one, and would wait for ever
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -249,21 +248,18 @@ def importable(function: Any) -> bool:
 
 
 def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
-    """`run_chunk` on any executor, with a time limit that holds in threads too.
-
-    No signal stops a Python function in a thread, so there it runs in a child process.
-    """
+    """`run_chunk`, with a time limit that holds in threads too: there, in a child process."""
     main = threading.current_thread() is threading.main_thread()
     if task.timeout is None or main or isinstance(task.function, Command):
         return run_chunk(task, numbers, theta)
-    if multiprocessing.current_process().daemon:
+    if multiprocessing.current_process().daemon or not importable(task.function):
         raise ValueError(
             "A time limit for a Python function needs a child process here, since this executor "
-            "runs it in a thread; but its processes may have no children. For Dask set "
+            "runs it in a thread. Define the function in a module; for Dask also set "
             "distributed.worker.daemon to False where workers start, in the script of a job by "
-            "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`; or leave timeout out."
+            "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`. Or leave timeout out."
         )
-    child = _child(dataclasses.replace(task, function=_portable(task.function), mark=""))
+    child = _child(dataclasses.replace(task, mark=""))
     try:
         return child.submit(run_chunk, task, numbers, theta).result()
     finally:
@@ -285,25 +281,3 @@ def _child(task: Task) -> Workers:
     # A process that ends waits for its children.
     multiprocessing.util.Finalize(None, child.shutdown, exitpriority=1)
     return child
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pickled:
-    """A function that cloudpickle brought here, so that a clean process can be given it."""
-
-    function: bytes
-
-    def __call__(self, rng: Any, /, **theta: Any) -> Any:
-        return _unpickled(self.function)(rng, **theta)
-
-
-_unpickled = functools.cache(pickle.loads)
-
-
-def _portable(function: Callable) -> Callable:
-    if not importable(function):
-        with contextlib.suppress(ImportError):
-            import cloudpickle
-
-            return _Pickled(cloudpickle.dumps(function))
-    return function
