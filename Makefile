@@ -4,12 +4,13 @@
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
+# make campaigns     every figure of docs/results/campaigns.md (minutes)
 # make bench   time and accuracy beside BayesFlow, sbi and sbijax (installs them apart)
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench consistency diagnostics clean
+.PHONY: setup demo test lint bench consistency diagnostics campaigns clean
 
 setup: .venv/ready
 
@@ -37,6 +38,9 @@ consistency: setup
 
 diagnostics: setup
 	$(BIN)/python benchmarks/diagnostics.py
+
+campaigns: setup
+	$(BIN)/python benchmarks/campaigns.py
 
 clean:
 	rm -rf .venv .bench out

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -101,6 +102,19 @@ def test_long_runs_are_sent_one_by_one():
     assert sent == [1] * 12
 
 
+def test_runs_that_fail_at_once_do_not_send_the_others_out_together():
+    executor, numbers = Here(), iter(range(10))
+
+    def slow(rng, mu, sigma):
+        if next(numbers) == 2:
+            raise ValueError("at once")
+        time.sleep(0.2)
+        return np.zeros(1)
+
+    simulate(slow, 10, executor=executor, in_flight=1)
+    assert max(executor.sizes) <= 2
+
+
 def test_chunks_in_flight_are_bounded():
     lock, flying, most = threading.Lock(), 0, 0
 
@@ -177,18 +191,28 @@ def test_runs_that_hang_are_stopped_even_where_they_hear_no_signal(plain):
     np.testing.assert_array_equal(sims.drop_invalid().x, plain.x[:n][~sims.failures.mask])
 
 
-def test_a_time_limit_that_cannot_be_kept_is_refused():
+class Threads(Here):
+    """Threads, without saying so."""
+
+    def submit(self, *args):
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(*args)
+
+
+def test_a_time_limit_holds_on_executors_that_run_functions_in_threads(plain):
+    n = 8
+    sims = simulate(simulators.hangs, n, executor=Threads(), timeout=0.2)
+    np.testing.assert_array_equal(sims.failures.mask, plain.theta["sigma"][:n] > 1.0)
+    np.testing.assert_array_equal(sims.drop_invalid().x, plain.x[:n][~sims.failures.mask])
+
+
+def test_a_time_limit_that_cannot_be_kept_is_refused(monkeypatch):
     with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="in a thread"):
         simulate(simulators.noisy, executor=executor, timeout=1.0)
-
-    class Threads(Here):
-        """Threads, without saying so."""
-
-        def submit(self, *args):
-            with ThreadPoolExecutor(1) as executor:
-                return executor.submit(*args)
-
-    with pytest.raises(ValueError, match="this executor runs it in a thread"):
+    with pytest.raises(ValueError, match="Define the function in a module"):
+        simulate(lambda rng, mu, sigma: np.zeros(1), executor=Threads(), timeout=1.0)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(ValueError, match=r"distributed\.worker\.daemon to False"):
         simulate(simulators.noisy, executor=Threads(), timeout=1.0)
 
 
@@ -248,6 +272,97 @@ def test_a_lost_worker_costs_the_run_that_loses_it(plain):
     assert sims.failures.positions.tolist() == [17]
     assert sims.failures[17] == ("worker died", "OSError: the node is gone")
     np.testing.assert_array_equal(sims.drop_invalid().x, np.delete(plain.x, 17, axis=0))
+
+
+def test_a_first_run_that_loses_its_worker_is_tried_twice(plain):
+    losses = iter([0, 0, 0])
+
+    def lose(numbers):
+        if next(losses, None) == numbers[0]:
+            raise OSError("the node is gone")
+
+    sims = simulate(simulators.noisy, executor=Here(lose))
+    assert sims.failures[0] == ("worker died", "OSError: the node is gone")
+    np.testing.assert_array_equal(sims.x[1:], plain.x[1:])
+    losses = iter([0])
+    np.testing.assert_array_equal(simulate(simulators.noisy, executor=Here(lose)).x, plain.x)
+
+
+def test_executors_that_remember_what_they_were_sent_run_it_again(plain):
+    """Dask takes equal calls for one."""
+    calls, futures = [], {}
+
+    class Remembering(Here):
+        def submit(self, fn, task, numbers, theta):
+            key = (task, *numbers.tolist())
+            if key not in futures:
+                futures[key] = super().submit(fn, task, numbers, theta)
+            return futures[key]
+
+    def flaky(rng, mu, sigma):
+        calls.append(mu)
+        if mu != calls[0] and calls.count(mu) < 3:
+            raise OSError("no licence")
+        return simulators.noisy(rng, mu, sigma)
+
+    sims = simulate(flaky, 5, executor=Remembering(), retry=2, chunk=1)
+    np.testing.assert_array_equal(sims.x, plain.x[:5])
+
+
+def test_no_future_is_held_once_its_runs_are_stored():
+    """A worker of Dask keeps, and would run again, what a future is held for."""
+    landed, seen = [], []
+
+    def watch(rng, mu, sigma):
+        deadline = time.monotonic() + 10.0
+        while len(seen) == 2 and landed[1]() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(mu)
+        return np.zeros(1)
+
+    with ThreadPoolExecutor(1) as executor:
+        submit = executor.submit
+
+        def noted(*args):
+            future = submit(*args)
+            landed.append(weakref.ref(future))
+            return future
+
+        executor.submit = noted
+        start = time.monotonic()
+        simulate(watch, 3, executor=executor, chunk=1, in_flight=2)
+    assert time.monotonic() - start < 10.0
+
+
+def test_workers_that_cannot_import_the_simulator_fail_no_run(plain, tmp_path):
+    def lost(numbers):
+        if 30 in numbers:
+            raise ModuleNotFoundError("No module named 'epidemic'")
+
+    store = tmp_path / "x.zarr"
+    with pytest.raises(TypeError, match=r"No module named 'epidemic'. Define it in a module"):
+        simulate(simulators.noisy, executor=Here(lost), store=store, chunk=5, in_flight=1)
+    assert not len(cs.Simulations.open(store).failures)
+    np.testing.assert_array_equal(simulate(simulators.noisy, store=store).x, plain.x)
+
+
+def test_a_campaign_that_ends_early_calls_back_what_has_not_begun(tmp_path):
+    ran = []
+
+    def full(rng, mu, sigma):
+        ran.append(mu)
+        if len(ran) == 3:
+            tmp_path.joinpath("x.zarr", "journal.jsonl").unlink()
+            tmp_path.joinpath("x.zarr", "journal.jsonl").mkdir()
+        time.sleep(0.05)
+        return np.zeros(1)
+
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(cs.StoreError, match="cannot be written"),
+    ):
+        simulate(full, executor=executor, store=tmp_path / "x.zarr", chunk=1, in_flight=20)
+    assert len(ran) < 20
 
 
 def test_a_broken_executor_says_how_to_go_on(plain, tmp_path):

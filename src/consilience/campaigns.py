@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import pickle
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import (
@@ -27,10 +28,11 @@ from tqdm.auto import tqdm
 from consilience.commands import Command
 from consilience.external import External
 from consilience.failures import Failures
-from consilience.runs import DIED, Failure, Outcome, Spec, Task, blank, run_chunk
+from consilience.memory import Memory
+from consilience.runs import DIED, LONGEST, Failure, Outcome, Spec, Task, blank
 from consilience.store import Store
 from consilience.types import Theta
-from consilience.workers import StartError, Workers
+from consilience.workers import StartError, Workers, run_limited
 
 TARGET = 0.25
 """Seconds of work in a chunk: long beside what it costs to send, short beside a restart."""
@@ -44,59 +46,11 @@ TRIES = 16
 WINDOW = 256
 """Chunks in flight on an executor that does not say how many workers it has."""
 
+UNSENDABLE = (pickle.PicklingError, AttributeError, TypeError, ImportError)
+"""What executors raise where a simulator cannot be sent; its own exceptions are outcomes."""
+
 TICK = 30.0
 """Seconds between signs of life while no run ends."""
-
-
-class Memory:
-    """Runs in memory: lost when the process ends."""
-
-    def __init__(self, n: int):
-        self.n = n
-        self.spec: Spec | None = None
-        self.x: dict[str, np.ndarray] = {}
-        self._settled = np.zeros(n, bool)
-        self._failed: dict[int, tuple[Failure, int]] = {}
-
-    def begin(self, spec: Spec, theta: Theta):
-        self.spec = spec
-        self.x = {name: blank(self.n, shape, dtype) for name, shape, dtype in spec.arrays}
-
-    def grow(self, n: int):
-        """There is room for all runs from the start."""
-
-    def missing(self, n: int, retry: int = 0) -> np.ndarray:
-        again = np.zeros(n, bool)
-        again[[i for i, (_, attempts) in self._failed.items() if attempts <= retry]] = True
-        return np.flatnonzero(~self._settled[:n] | again)
-
-    def failures(self, numbers: np.ndarray) -> dict[int, Failure]:
-        known = self._failed
-        return {i: known[j][0] for i, j in enumerate(numbers.tolist()) if j in known}
-
-    def put(
-        self,
-        numbers: np.ndarray,
-        theta: Theta,
-        x: dict[str, np.ndarray],
-        failed: dict[int, Failure],
-    ):
-        for name, array in x.items():
-            self.x[name][numbers] = array
-        self._settled[numbers] = True
-        for i, number in enumerate(numbers.tolist()):
-            _, attempts = self._failed.pop(number, (None, 0))
-            if i in failed:
-                self._failed[number] = failed[i], attempts + 1
-
-    def touch(self):
-        """Nobody else can see it."""
-
-    def stopped(self, n: int) -> str:
-        return (
-            f"Stopped after {int(self._settled.sum())} of {n} runs, which are lost: pass "
-            'store="runs.zarr" to keep runs, and to go on from them.'
-        )
 
 
 Keeper = Memory | Store
@@ -162,6 +116,7 @@ def run_campaign(
                 campaign.save_finished()
                 raise KeyboardInterrupt(keeper.stopped(n)) from None
             finally:
+                campaign.call_back()
                 external.spec = external.spec or keeper.spec
 
 
@@ -215,20 +170,20 @@ class _Campaign:
     def save_finished(self) -> None:
         """Keep what has arrived, and call back what has not begun."""
         for future, numbers in list(self.flying.items()):
-            if not future.cancel() and future.done() and future.exception() is None:
+            here = not future.cancel() and future.done() and future.exception() is None
+            if here and self.keeper.spec is not None:
                 self._settle(numbers, future.result())
+
+    def call_back(self) -> None:
+        """Call back what has not begun: a user's executor would go on with it."""
+        for future in self.flying:
+            future.cancel()
 
     def _find_spec(self) -> None:
         """The first run that gives data shows their shape; it and those before it are kept."""
         outcomes: list[Outcome] = []
         for number in range(min(TRIES, self.n)):
-            chunk = np.arange(number, number + 1)
-            self.flying = {self._submit(chunk): chunk}
-            while not self._arrived():
-                pass
-            ((future, _),) = self.flying.items()
-            outcomes += self._result(future)
-            self.flying = {}
+            outcomes.append(self._alone(np.arange(number, number + 1)))
             if outcomes[-1].failure is None:
                 break
         tried = np.arange(len(outcomes))
@@ -242,6 +197,21 @@ class _Campaign:
         self.keeper.begin(Spec.of(outcomes[-1].x), theta)
         self.keeper.grow(self.n)
         self._settle(tried, outcomes)
+        self.pace = outcomes[-1].seconds
+
+    def _alone(self, chunk: np.ndarray) -> Outcome:
+        """The outcome of one run, while no other is sent out."""
+        while True:
+            self.flying = {self._submit(chunk): chunk}
+            while not self._arrived():
+                pass
+            future, _ = self.flying.popitem()
+            try:
+                return self._result(future)[0]
+            except _WorkerLostError as error:
+                lost = self._lost(int(chunk[0]), error)
+                if lost is not None:
+                    return lost
 
     def _run_all(self, todo: np.ndarray):
         sent, again = 0, deque[np.ndarray]()
@@ -253,21 +223,34 @@ class _Campaign:
                     chunk = todo[sent : sent + self._size(len(todo) - sent)]
                     sent += len(chunk)
                 self.flying[self._submit(chunk)] = chunk
-            for future in self._arrived():
-                chunk = self.flying[future]
-                try:
-                    outcomes = self._result(future)
-                except _WorkerLostError as error:
-                    again.extend(self._after_loss(chunk, error))
-                else:
-                    self._settle(chunk, outcomes)
-                del self.flying[future]
+            again.extend(self._receive())
+
+    def _receive(self) -> list[np.ndarray]:
+        """Settle what has arrived; the chunks that are to be sent again.
+
+        No future outlives this call: while one is held, Dask keeps its result on a worker, and
+        runs the chunk anew if that worker dies.
+        """
+        again = []
+        for future in self._arrived():
+            chunk = self.flying[future]
+            try:
+                outcomes = self._result(future)
+            except _WorkerLostError as error:
+                again += self._after_loss(chunk, error)
+            else:
+                self._settle(chunk, outcomes)
+            del self.flying[future]
+        return again
 
     def _submit(self, numbers: np.ndarray) -> Future:
+        task = dataclasses.replace(self.task, mark=uuid.uuid4().hex)
         theta = self.draw(numbers)
         try:
-            return self.executor.submit(run_chunk, self.task, numbers, theta)
-        except RuntimeError as error:
+            return self.executor.submit(run_limited, task, numbers, theta)
+        except UNSENDABLE as error:
+            raise self._unsendable(error) from error
+        except Exception as error:
             raise self._broken(error) from error
 
     def _arrived(self) -> set[Future]:
@@ -282,13 +265,16 @@ class _Campaign:
             raise
         except (BrokenExecutor, CancelledError) as error:
             raise self._broken(error) from error
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise TypeError(
-                f"The executor cannot send the simulator to its workers: {error}. Define it in "
-                "a module that they can import."
-            ) from error
+        except UNSENDABLE as error:
+            raise self._unsendable(error) from error
         except Exception as error:
             raise _WorkerLostError(f"{type(error).__name__}: {error}") from error
+
+    def _unsendable(self, error: Exception) -> TypeError:
+        return TypeError(
+            f"The executor cannot send the simulator to its workers: {error}. Define it in a "
+            "module that they can import."
+        )
 
     def _broken(self, error: Exception) -> RuntimeError:
         return RuntimeError(
@@ -298,15 +284,20 @@ class _Campaign:
 
     def _after_loss(self, chunk: np.ndarray, error: Exception) -> list[np.ndarray]:
         """Chunks to send again, one run each; a run that loses two workers has failed."""
-        again = []
-        for number in chunk.tolist():
-            self.lost[number] += len(chunk) == 1
-            one = np.array([number])
-            if self.lost[number] < 2:
-                again.append(one)
-            else:
-                self._settle(one, [Outcome(None, Failure(DIED, str(error)), 0.0)])
-        return again
+        if len(chunk) > 1:
+            return list(chunk[:, None])
+        lost = self._lost(int(chunk[0]), error)
+        if lost is None:
+            return [chunk]
+        self._settle(chunk, [lost])
+        return []
+
+    def _lost(self, number: int, error: Exception) -> Outcome | None:
+        """Count a worker that a run on its own has lost; its outcome, after two of them."""
+        self.lost[number] += 1
+        if self.lost[number] < 2:
+            return None
+        return Outcome(None, Failure(DIED, str(error)[:LONGEST]), 0.0)
 
     def _size(self, left: int) -> int:
         """How many runs to send together, so that chunks take `TARGET` seconds."""
@@ -336,7 +327,9 @@ class _Campaign:
             for name, array in matched.items():
                 x[name][i] = array
         self.keeper.put(numbers, self.draw(numbers), x, failed)
-        self.pace = sum(outcome.seconds for outcome in outcomes) / len(outcomes)
+        # Falls slowly: a run that fails at once must not send all others out in one chunk.
+        seconds = sum(outcome.seconds for outcome in outcomes) / len(outcomes)
+        self.pace = max(seconds, self.pace / 2)
         self.failed -= set(numbers.tolist())
         self.failed |= {int(numbers[i]) for i in failed}
         self.bar.set_postfix(failed=len(self.failed), refresh=False)

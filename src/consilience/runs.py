@@ -47,11 +47,16 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What every run of a campaign shares: the simulator, the key as numbers, a time limit."""
+    """What every run of a campaign shares: the simulator, the key as numbers, a time limit.
+
+    `mark` differs each time that a chunk is sent: Dask would answer a chunk that is sent again
+    with the outcome that it remembers.
+    """
 
     function: Callable[..., Data] | Command
     entropy: tuple[int, ...]
     timeout: float | None = None
+    mark: str = ""
 
 
 def stream(entropy: tuple[int, ...], number: int) -> Generator:

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.campaigns import TRIES, Memory, Settings, run_campaign
+from consilience.campaigns import TRIES, Settings, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
 from consilience.draws import Draws, key_words
 from consilience.external import External
 from consilience.files import StoreError
+from consilience.memory import Memory
 from consilience.model import Model
 from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.simulations import Simulations, Unread

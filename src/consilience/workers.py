@@ -6,7 +6,9 @@ pool of the standard library would be broken by the one, and would wait for ever
 """
 
 import contextlib
+import dataclasses
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from consilience.commands import Command
-from consilience.runs import DIED, LATE, Failure, Outcome, Task, at, run_one
+from consilience.runs import DIED, LATE, Failure, Outcome, Task, at, run_chunk, run_one
 from consilience.types import Theta
 
 GRACE = 1.0
@@ -243,3 +245,39 @@ def importable(function: Any) -> bool:
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
+
+
+def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    """`run_chunk`, with a time limit that holds in threads too: there, in a child process."""
+    main = threading.current_thread() is threading.main_thread()
+    if task.timeout is None or main or isinstance(task.function, Command):
+        return run_chunk(task, numbers, theta)
+    if multiprocessing.current_process().daemon or not importable(task.function):
+        raise ValueError(
+            "A time limit for a Python function needs a child process here, since this executor "
+            "runs it in a thread. Define the function in a module; for Dask also set "
+            "distributed.worker.daemon to False where workers start, in the script of a job by "
+            "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`. Or leave timeout out."
+        )
+    child = _child(dataclasses.replace(task, mark=""))
+    try:
+        return child.submit(run_chunk, task, numbers, theta).result()
+    finally:
+        _idle.append(child)
+
+
+_idle: list[Workers] = []
+
+
+def _child(task: Task) -> Workers:
+    """A child that has run chunks of this task, or a new one."""
+    while _idle:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            child = _idle.pop()
+            if child.task == task:
+                return child
+            child.shutdown()
+    child = Workers(task, 1)
+    # A process that ends waits for its children.
+    multiprocessing.util.Finalize(None, child.shutdown, exitpriority=1)
+    return child
