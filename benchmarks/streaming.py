@@ -1,10 +1,4 @@
-"""Training from a store ten times larger than the memory it may use, beside training in memory.
-
-    .venv/bin/python benchmarks/streaming.py
-
-Times are of whole fits less those of as many epochs fewer, so that compilation and the first
-look at the store are left out.
-"""
+"""Training from a store ten times larger than the memory it may use, beside training in memory."""
 
 import tempfile
 import time
@@ -16,7 +10,7 @@ import numpyro.distributions as dist
 
 import consilience as cs
 
-RUNS, LENGTH, SHARE = 8_192, 4_000, 10
+LENGTH, SHARE = 4_000, 10
 SHORT, LONG = 2, 8
 
 
@@ -26,7 +20,7 @@ def simulator(key, theta):
 
 
 def seconds(model: cs.Model, sims: cs.Simulations, memory: int | None) -> float:
-    """Of one epoch."""
+    """Of one epoch: a longer fit less a shorter, so that compilation and preparation cancel."""
 
     def fit(epochs: int) -> float:
         start = time.perf_counter()
@@ -41,23 +35,26 @@ def seconds(model: cs.Model, sims: cs.Simulations, memory: int | None) -> float:
         )
         return time.perf_counter() - start
 
-    fit(1)
+    fit(SHORT)
     short = fit(SHORT)
     return (fit(LONG) - short) / (LONG - SHORT)
 
 
-def main():
+def streaming(runs: int) -> list[str]:
+    """The lines of the report."""
     model = cs.Model(dist.Normal(0.0, 1.0), simulator)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.zarr"
-        sims = cs.simulate(model, RUNS, key=jax.random.key(0), store=path, progress=False)
+        sims = cs.simulate(model, runs, key=jax.random.key(0), store=path, progress=False)
         size = sims.nbytes
         streamed = seconds(model, sims, size // SHARE)
         whole = seconds(model, cs.Simulations(sims.theta, sims.x), None)
-    print(f"{RUNS} runs of {LENGTH} numbers, {size / 2**20:.0f} MiB.")
-    print(f"in memory {whole:.2f} s an epoch, streamed with a tenth of it {streamed:.2f} s")
-    print(f"speed of streaming: {whole / streamed:.2f} of that in memory")
-
-
-if __name__ == "__main__":
-    main()
+    return [
+        f"## Training on {runs:,} runs of {LENGTH:,} numbers, {size / 2**20:.0f} MiB\n",
+        f"NPE, from the store with `memory` for a part in {SHARE} of the data, and in memory.\n",
+        "| | s for each epoch |",
+        "|---|---|",
+        f"| in memory | {whole:.2f} |",
+        f"| streamed | {streamed:.2f}, {whole / streamed:.2f} of the speed in memory |",
+        "",
+    ]
