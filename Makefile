@@ -1,6 +1,7 @@
 # make setup   an environment in .venv with everything for work on the project
 # make demo    train on the paper's Gaussian mixture and show the result
-# make test    all tests, docstring and README examples included
+# make test    all tests but the slowest, docstring and README examples included
+# make test-all      the slowest too
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
@@ -10,7 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench consistency diagnostics campaigns clean
+.PHONY: setup demo test test-all lint bench consistency diagnostics campaigns clean
 
 setup: .venv/ready
 
@@ -23,6 +24,9 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-all: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: setup

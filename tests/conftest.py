@@ -4,6 +4,7 @@ import functools
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import install_import_hook
 
@@ -20,9 +21,26 @@ from consilience import compiling  # noqa: E402
 
 ROWS = 10
 
-LONG_OPTIONS = dict(compiling.CPU_OPTIONS)
-"""The options of long fits. Here everything takes those of short ones: tests mostly compile."""
-compiling.CPU_OPTIONS.update(compiling.QUICK_OPTIONS)
+LONG_OPTIONS, SHORT_OPTIONS = dict(compiling.CPU_OPTIONS), dict(compiling.QUICK_OPTIONS)
+"""The options of the library for long fits and for short ones."""
+
+BARE_OPTIONS = {**SHORT_OPTIONS, "xla_backend_optimization_level": 0}
+"""Those of tests: they mostly compile."""
+
+RUN_LONG = {"accuracy", "evidence", "experiments", "mcmc", "metrics", "rounds", "validity"}
+"""The modules that run for longer than they compile: for them, the options of short fits."""
+
+
+def take_options(options: dict[str, Any]):
+    if options != compiling.CPU_OPTIONS:
+        compiling.CPU_OPTIONS.update(options)
+        compiling.QUICK_OPTIONS.update(options)
+        # What is compiled already was compiled with others.
+        compiling._options.cache_clear()
+        compiling._jitted.cache_clear()
+
+
+take_options(BARE_OPTIONS)
 
 if run := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
     # What one worker has compiled the other need not compile again.
@@ -56,6 +74,12 @@ def quick(model, sims, **settings) -> cs.Fit:
         "progress": False,
     }
     return cs.fit(model, sims, **options | settings)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def options(request):
+    name = request.module.__name__.rpartition("test_")[2]
+    take_options(SHORT_OPTIONS if name in RUN_LONG else BARE_OPTIONS)
 
 
 @pytest.fixture(scope="session")

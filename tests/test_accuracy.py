@@ -27,7 +27,7 @@ def new_data(model, n, compiled, key):
 
 @pytest.mark.parametrize(
     ("dim", "mean_bound", "sd_bound", "likelihood_bound"),
-    [(2, 0.1, 0.05, 0.05), (10, 0.2, 0.10, 0.3)],
+    [(2, 0.1, 0.05, 0.05), pytest.param(10, 0.2, 0.10, 0.3, marks=pytest.mark.slow)],
 )
 def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
     """Posterior means, standard deviations and the likelihood, over 100 held-out datasets."""
@@ -49,6 +49,7 @@ def test_conjugate_gaussian(dim, mean_bound, sd_bound, likelihood_bound):
     assert per_row < likelihood_bound
 
 
+@pytest.mark.slow
 def test_the_papers_mixture():
     """Mean MMD over 100 test sets and 3 seeds, the paper's protocol, 1,024 simulations."""
     model = gmm.model()
@@ -91,6 +92,7 @@ def test_the_default_recipe_needs_64_runs_of_the_mixture():
     assert fit.history.terms["skipped"].sum() == 0
 
 
+@pytest.mark.slow
 def test_unlabelled_data_make_the_posterior_right_where_they_are():
     """Real theta are N(5, 1) under a prior that says N(0, 1): five times better, at least."""
     model = conjugate_model(2)

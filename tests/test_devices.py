@@ -45,6 +45,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_fit_and_the_draws_of_one():
     """Posterior and likelihood learned in tandem, with unlabelled data."""
     run = subprocess.run(

@@ -51,6 +51,7 @@ def regression(y=None):
     numpyro.sample("y", dist.Normal(mean, noise).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_chains_match_a_long_run_of_numpyro_in_a_third_of_its_gradients():
     model = cs.Model.from_numpyro(regression, observed="y")
     sims = cs.simulate(model, 512, key=jax.random.key(0))

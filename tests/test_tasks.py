@@ -180,6 +180,7 @@ def test_messenger_rna_follows_its_equations():
         np.testing.assert_allclose(row, exact.y[0], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_reference_chains_of_hes1_agree_with_importance_sampling():
     """Against draws of the prior, weighted by the likelihood of the measured data."""
     model = hes1.model(likelihood=True)
