@@ -489,8 +489,10 @@ def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
         code = process.wait()
     assert code == 0
     assert kills == KILLS
-    expected = simulate(simulators.noisy, RUNS)
-    kept = cs.Simulations.open(store)
+    alone = tmp_path / "alone.zarr"
+    subprocess.run([sys.executable, script, alone, tmp_path / "other"], check=True)
+    expected, kept = cs.Simulations.open(alone), cs.Simulations.open(store)
+    assert len(expected) == RUNS
     np.testing.assert_array_equal(kept.x, expected.x)
     np.testing.assert_array_equal(kept.theta["sigma"], expected.theta["sigma"])
     ran = log.read_text().split()
