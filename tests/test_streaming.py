@@ -93,3 +93,10 @@ def test_damage_seen_in_training_is_reported(sims, tmp_path):
     part.write_bytes(raw)
     with pytest.raises(cs.StoreError, match="damaged"):
         quick(MODEL, runs, memory=200 * 50 * 4 // 2, batch_size=16)
+
+
+def test_runs_of_a_store_are_refused_by_a_model_with_another_prior(sims):
+    other = cs.Model(dist.Normal(0.0, 2.0), MODEL.simulator)
+    for runs in (sims, sims[:500]):
+        with pytest.raises(ValueError, match=r"drawn from the prior .*scale=1.*scale=2"):
+            quick(other, runs)

@@ -28,6 +28,11 @@ def check_simulations(model: Model, simulations: Simulations):
     """Refuse runs that do not belong to the model, or cannot be learned from."""
     if len(simulations) == 0:
         raise ValueError("There are no simulations to learn from: got 0 runs.")
+    if simulations.prior is not None and simulations.prior != model.prior.texts:
+        raise ValueError(
+            f"The simulations were drawn from the prior {simulations.prior}, but that of the model "
+            f"is {model.prior.texts}: pass the model that they were made with."
+        )
     space = ParameterSpace(model.prior)
     theta = space.check(simulations.theta, "The theta of the simulations")
     leading = next(iter(theta.values())).shape[: -len(space.shapes[space.names[0]]) or None]

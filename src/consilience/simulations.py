@@ -38,6 +38,7 @@ class Simulations:
     `theta`: a dictionary of named arrays, or one array for a prior without names.
     `x`: an array, or a dictionary of arrays. Runs in a store are read when it is asked for.
     `failures`: the runs that gave no data; print it for a summary.
+    `prior`: the prior that the runs of a store were drawn from, in words; else None.
     `attempts`: after `drop_invalid`, the parameters of all runs and which gave data; else None.
 
     >>> sims = Simulations({"mu": np.zeros(3)}, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]]))
@@ -53,8 +54,10 @@ class Simulations:
         x: Data | Unread,
         failed: Mapping[int, Failure] | None = None,
         attempts: Attempts | None = None,
+        prior: dict[str, str] | None = None,
     ):
         self.attempts = attempts
+        self.prior = x.store.about.get("prior") if isinstance(x, Unread) else prior
         self.theta = _arrays(theta if isinstance(theta, Mapping) else {"theta": theta}, "theta")
         self._x = x
         lengths = {len(array) for array in self.theta.values()}
@@ -120,7 +123,7 @@ class Simulations:
             x = jax.tree.map(pick, self._x)
         theta, failed = jax.tree.map(pick, self.theta), self.failures.take(take).failed
         # Whole, whichever runs are picked: how often runs fail does not depend on that.
-        return Simulations(theta, x, failed, self.attempts)
+        return Simulations(theta, x, failed, self.attempts, self.prior)
 
     @property
     def invalid(self) -> np.ndarray:
