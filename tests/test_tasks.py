@@ -115,11 +115,23 @@ def test_the_sources_exact_draws_agree_with_nuts():
     model = source.model()
     sims = cs.simulate(model, 2, key=jax.random.key(4))
     draws = np.asarray(source.exact_sample(sims.x, jax.random.key(1), n=2000))
-    x = {name: values[1] for name, values in sims.x.items()}
-    chain = nuts(model, x, sims.theta["theta"][1])
+    chain = nuts(model, jnp.asarray(sims.x[1]), sims.theta["theta"][1])
     mean, sd = apart(draws[1], chain)
     assert mean < 0.15
     assert sd < 0.12
+
+
+@pytest.mark.parametrize("signal", ["log", "raw"])
+def test_the_source_is_the_same_as_a_vector_and_as_a_set(signal):
+    vector, rows = (source.model(signal=signal, as_set=way) for way in (False, True))
+    flat, measured = (cs.simulate(model, 5, key=jax.random.key(4)) for model in (vector, rows))
+    np.testing.assert_allclose(flat.x, measured.x["signal"])
+    theta = {"theta": jnp.array([0.3, -0.2])}
+    each = [
+        float(model.log_likelihood(theta, jax.tree.map(lambda part: jnp.asarray(part[0]), sims.x)))
+        for model, sims in ((vector, flat), (rows, measured))
+    ]
+    assert each[0] == pytest.approx(each[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("signal", ["log", "raw"])

@@ -42,7 +42,7 @@ class SelfConsistency:
     the identity are far apart, labels are the better guide. None for no limit.
     `proposal`: where theta come from.
     `criterion`: the measure of spread.
-    `augmentation`: data to ask at beside the simulated ones; None for none.
+    `augmentation`: data to ask at in place of the simulated ones; None for those themselves.
     `exact`: take the model's own log-likelihood (True) or the learned one (False); by
     default the model's own if it has one.
     `gradient`: "both" trains a learned likelihood by the loss too, "posterior" does not.

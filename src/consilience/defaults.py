@@ -4,6 +4,7 @@ import dataclasses
 
 import equinox as eqx
 
+from consilience.augmentation import Bootstrap
 from consilience.consistency import SelfConsistency
 from consilience.data import Layout
 from consilience.fitted import Recipe
@@ -48,14 +49,16 @@ def default_plan(
     - **Self-consistency**, unless refused, with the model's likelihood or one learned in
       tandem; a prior that can only be sampled gets a learned density.
     - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
-      training, maximum likelihood then down to a tenth, data bootstrapped and jittered.
+      training, maximum likelihood then down to a tenth, data bootstrapped or jittered.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
       proportion to their number.
-    - **Steps**: about 2,000, and at least 15 epochs; in tandem 6,000, and at least 150 epochs. In
-      batches of 32 (64 from 4,096 runs on); half of the runs where there are fewer than 64.
+    - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
+      fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
+      take 12,000 steps, and at least 150 epochs. In batches of 32 (64 from 4,096 runs on);
+      half of the runs where there are fewer than 64.
     - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
       alone; self-consistent fits use every run and keep the last epoch.
     """
@@ -66,6 +69,9 @@ def default_plan(
     exact = model.likelihood is not None
     if settings is not None and settings.exact is not None:
         exact = settings.exact
+    if settings is not None and isinstance(settings.augmentation, Bootstrap):
+        suited = settings.augmentation.suited(layout.kind, exact=exact)
+        settings = dataclasses.replace(settings, augmentation=suited)
     tandem = consistent and not exact
     if tandem and likelihood is None:
         likelihood = Coupling(layers=6, depth=3, l2=min(1e-2, 1.5 / n))
@@ -74,6 +80,8 @@ def default_plan(
     validation = (0.0 if consistent else 0.1) if validation is None else validation
     train = n - round(validation * n)
     batch_size = default_batch(train) if batch_size is None else batch_size
+    if epochs is None:
+        epochs = default_epochs(train // max(1, batch_size), consistent, tandem)
     return Plan(
         recipe=Recipe(
             posterior=posterior or _posterior(consistent, tandem),
@@ -83,7 +91,7 @@ def default_plan(
         ),
         self_consistency=settings,
         exact=exact,
-        epochs=default_epochs(train, batch_size, tandem) if epochs is None else epochs,
+        epochs=epochs,
         batch_size=batch_size,
         validation=validation,
     )
@@ -112,13 +120,18 @@ def default_batch(n: int) -> int:
     return max(1, min(32 if n < 4096 else 64, n // 2))
 
 
-def default_epochs(n: int, batch_size: int, tandem: bool) -> int:
-    """So many that the steps suffice: longer overfits what a budget can tell.
+def default_epochs(steps: int, consistent: bool, tandem: bool) -> int:
+    """For so many steps an epoch, as many epochs as suffice: longer overfits the labels.
 
-    Two networks that must agree with one another take more.
+    Self-consistency can use a larger budget for longer, and two networks that must agree with
+    one another take longest.
     """
-    steps, least = (6000, 150) if tandem else (2000, 15)
-    return max(least, round(steps / max(1, n // max(1, batch_size))))
+    wanted, least = 2000, 15
+    if tandem:
+        wanted, least = 12_000, 150
+    elif consistent:
+        wanted = min(6000, max(wanted, 100 * steps))
+    return max(least, round(wanted / max(1, steps)))
 
 
 def _posterior(consistent: bool, tandem: bool) -> Coupling:

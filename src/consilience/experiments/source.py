@@ -31,11 +31,12 @@ EPOCHS, BATCH = 35, 32
 
 
 @functools.cache
-def problem(signal: str, tests: int):
+def problem(signal: str, as_set: bool, tests: int):
     """The model, test sets, and exact posterior draws for each."""
-    model = source.model(signal=signal)
+    model = source.model(signal=signal, as_set=as_set)
     sims = test_set(model, tests)
-    exact = source.exact_sample(sims.x, jax.random.key(EXACT_KEY), signal=signal)
+    signals = sims.x["signal"] if as_set else sims.x
+    exact = source.exact_sample(signals, jax.random.key(EXACT_KEY), signal=signal)
     return model, sims, np.asarray(exact)
 
 
@@ -62,7 +63,8 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
 
 
 def run(cell: Cell, folder: Path, quick: bool) -> Found:
-    model, tests, exact = problem(cell.variant, 20 if quick else 200)
+    as_set = cell.protocol == "paper"
+    model, tests, exact = problem(cell.variant, as_set, 20 if quick else 200)
     sims, key = training_set(model, cell)
     fitted = fit(model, sims, key=key, **settings(cell, quick))
     return against_exact(fitted, tests.x, exact, cell.seed)
@@ -105,6 +107,7 @@ EXPERIMENT = Experiment(
     notes=(
         "The paper's text has the intensity itself; its table was made with the logarithm, as in "
         "Foster et al. (2021). Both are here. K = 500 was run at 512 only: at 4,096 it takes "
-        "hours on two cores. Measured at 30 points of our own, and on 200 test sets, not 1,000."
+        "hours on two cores. Measured at 30 points of our own, and on 200 test sets, not 1,000. "
+        "The paper's protocol takes the measurements as a set, the default one as a vector."
     ),
 )

@@ -7,8 +7,8 @@ with $b = 0.1$, $\alpha = 1$, $m = 10^{-4}$, $\sigma = 0.5$. So the paper has it
 (arXiv:2103.02438) measure the logarithm, $x_j \sim \mathcal{N}(\log \nu(\theta, \xi_j), \sigma^2)$
 ("log"): the intensity itself is up to $10^8$.
 
-A dataset is a set of measurements, `signal`, each with its point, `where`, as side
-information: the likelihood takes the points from the data, and holds for any others too.
+The points are the same in every run, so a dataset is the vector of its 30 signals. With
+`as_set` it is a set of measurements, `signal`, each with its point, `where`, as side information.
 """
 
 import functools
@@ -53,10 +53,15 @@ def _mean(theta, where, signal: str):
 
 
 @functools.cache
-def model(*, signal: str = "log") -> Model:
+def model(*, signal: str = "log", as_set: bool = False) -> Model:
     """The source, measured by its intensity ("raw") or its logarithm ("log").
 
     >>> model()
+    Model
+      theta  Normal(loc=0, scale=1)
+      x      (30,), Vector()
+      log-likelihood: given
+    >>> model(as_set=True)
     Model
       theta  Normal(loc=0, scale=1)
       x      {'signal': (30,), 'where': (30, 2)}, Set(side=('where',))
@@ -66,26 +71,39 @@ def model(*, signal: str = "log") -> Model:
         raise ValueError(f'signal must be "raw" or "log", got {signal!r}.')
 
     def simulator(key: PRNGKey, theta: Float[Array, "2"]):
-        where = jnp.asarray(WHERE)
-        noise = NOISE * jax.random.normal(key, (POINTS,))
-        return {"signal": _mean(theta, where, signal) + noise, "where": where}
+        mean = _mean(theta, jnp.asarray(WHERE), signal)
+        return mean + NOISE * jax.random.normal(key, (POINTS,))
+
+    def set_simulator(key: PRNGKey, theta: Float[Array, "2"]):
+        return {"signal": simulator(key, theta), "where": jnp.asarray(WHERE)}
 
     prior = dist.Normal(0.0, 1.0).expand([2]).to_event(1)
-    return Model(prior, simulator, PerRow(_row(signal)), data=Set(side=("where",)))
+    if as_set:
+        return Model(prior, set_simulator, PerRow(_row(signal)), data=Set(side=("where",)))
+    return Model(prior, simulator, functools.partial(log_likelihood, signal=signal))
+
+
+def log_likelihood(
+    theta: Float[Array, "2"], x: Float[Array, "30"], *, signal: str = "log"
+) -> Scalar:
+    """The log-likelihood of 30 signals."""
+    return jnp.sum(dist.Normal(_mean(theta, jnp.asarray(WHERE), signal), NOISE).log_prob(x))
 
 
 @functools.cache
 def _row(signal: str):
-    def log_likelihood(theta: Float[Array, "2"], row) -> Scalar:
+    def row_log_likelihood(theta: Float[Array, "2"], row) -> Scalar:
         mean = _mean(theta, row["where"], signal)
         return dist.Normal(mean, NOISE).log_prob(row["signal"])
 
-    return log_likelihood
+    return row_log_likelihood
 
 
 @functools.partial(jax.jit, static_argnames=("n", "signal"))
-def exact_sample(x, key: PRNGKey, *, n: int = 1000, signal: str = "log"):
-    """Exact posterior draws, shaped (datasets, n, 2), for a batch of datasets.
+def exact_sample(
+    x: Float[Array, "datasets 30"], key: PRNGKey, *, n: int = 1000, signal: str = "log"
+) -> Float[Array, "datasets n 2"]:
+    """Exact posterior draws for a batch of datasets, each the vector of its signals.
 
     On a grid of polar coordinates around the strongest measurement: of a source close by, its
     distance is known far better than its direction.
@@ -93,7 +111,7 @@ def exact_sample(x, key: PRNGKey, *, n: int = 1000, signal: str = "log"):
 
     def one(pair):
         x, key = pair
-        centre = x["where"][jnp.argmax(x["signal"])]
+        centre = jnp.asarray(WHERE)[jnp.argmax(x)]
 
         def place(polar):
             angle = polar[1]
@@ -101,12 +119,12 @@ def exact_sample(x, key: PRNGKey, *, n: int = 1000, signal: str = "log"):
 
         def log_density(polar):
             theta = place(polar)
-            rows = jax.vmap(_row(signal), in_axes=(None, 0))(theta, x)
             # The area of a cell grows with the square of the distance.
-            return jnp.sum(rows) - 0.5 * jnp.sum(theta**2) + 2 * polar[0]
+            prior = 2 * polar[0] - 0.5 * jnp.sum(theta**2)
+            return log_likelihood(theta, x, signal=signal) + prior
 
         low, high = jnp.array([-12.0, -math.pi]), jnp.array([math.log(12.0), math.pi])
         polar = grid_sample(log_density, n, key, low=low, high=high, fine=512, zooms=4)
         return jax.vmap(place)(polar)
 
-    return jax.lax.map(one, (x, jax.random.split(key, len(x["signal"]))))
+    return jax.lax.map(one, (x, jax.random.split(key, len(x))))

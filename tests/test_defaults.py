@@ -1,0 +1,70 @@
+"""The default recipe: what is chosen when nothing is said."""
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+import pytest
+
+import consilience as cs
+from consilience.defaults import default_plan
+
+ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
+
+
+def plan(n=1024, *, rows=False, likelihood=True, **said):
+    """The plan for a model of ten numbers, or of ten rows of one."""
+    shape = (10, 1) if rows else (10,)
+    whole = lambda theta, x: dist.Normal(theta, 1.0).log_prob(x).sum()  # noqa: E731
+    model = cs.Model(
+        dist.Normal(0.0, 1.0),
+        lambda key, theta: jnp.zeros(shape),
+        (ROWS if rows else whole) if likelihood else None,
+        data=cs.Set() if rows else cs.Vector(),
+    )
+    return default_plan(model, model.layout, 1, n, **said)
+
+
+@pytest.mark.parametrize(
+    ("n", "said", "steps"),
+    [
+        # Maximum likelihood alone: 2,000 steps on nine tenths of the runs.
+        (1024, {"self_consistency": False}, 2000),
+        # Self-consistency: 100 epochs, between 2,000 and 6,000 steps.
+        (64, {}, 2000),
+        (1024, {}, 3200),
+        (2048, {}, 6000),
+        (4096, {}, 6000),
+        # Two networks.
+        (256, {"likelihood": False}, 12_000),
+        (4096, {"likelihood": False}, 12_000),
+        # Large budgets: at least so many epochs.
+        (1_000_000, {}, 15 * 15_625),
+        (100_000, {"likelihood": False}, 150 * 1562),
+    ],
+)
+def test_the_number_of_steps(n, said, steps):
+    chosen = plan(n, **said)
+    train = n - round(chosen.validation * n)
+    taken = chosen.epochs * (train // chosen.batch_size)
+    assert taken == pytest.approx(steps, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("said", "jitter"),
+    [
+        ({}, 0.5),
+        ({"likelihood": False}, 0.1),
+        ({"rows": True}, 0.1),
+        ({"self_consistency": cs.SelfConsistency(exact=False)}, 0.1),
+        ({"self_consistency": cs.SelfConsistency(augmentation=cs.Bootstrap(0.3))}, 0.3),
+    ],
+)
+def test_data_are_moved_far_where_the_likelihood_is_exact_and_rows_cannot_be_redrawn(said, jitter):
+    assert plan(**said).self_consistency.augmentation == cs.Bootstrap(jitter)
+
+
+@pytest.mark.parametrize("augmentation", [None, cs.Jitter(0.2)])
+def test_what_is_said_stays(augmentation):
+    settings = cs.SelfConsistency(augmentation=augmentation)
+    chosen = plan(self_consistency=settings, epochs=7, batch_size=9, validation=0.2)
+    assert (chosen.epochs, chosen.batch_size, chosen.validation) == (7, 9, 0.2)
+    assert chosen.self_consistency.augmentation == augmentation
