@@ -26,7 +26,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from consilience.commands import Command
-from consilience.external import External
+from consilience.externals import External
 from consilience.failures import Failures
 from consilience.memory import Memory
 from consilience.runs import DIED, LONGEST, Failure, Outcome, Spec, Task, blank

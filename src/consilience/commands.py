@@ -27,7 +27,7 @@ class CommandError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line with fields in braces; see `consilience.external.command`."""
+    """A command line with fields in braces; see `consilience.externals.command`."""
 
     line: str
     read: Callable[[Any], Data] | None = None

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 
 from consilience.data import DATA, Kind, Layout, Set, make_layout
-from consilience.external import External
+from consilience.externals import External
 from consilience.host import OnHost
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.types import Data, PRNGKey, Scalar, Theta

@@ -20,7 +20,7 @@ import numpy as np
 
 from consilience import simulating, training
 from consilience.draws import key_words
-from consilience.external import External
+from consilience.externals import External
 from consilience.files import owner_of, write
 from consilience.fitted import Fit
 from consilience.inputs import InputError, check_out, read_data, read_model, write_netcdf

@@ -14,7 +14,7 @@ from consilience.campaigns import TRIES, Settings, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
 from consilience.draws import Draws, key_words
-from consilience.external import External
+from consilience.externals import External
 from consilience.files import StoreError
 from consilience.memory import Memory
 from consilience.model import Model
