@@ -2,6 +2,8 @@
 # make demo    train on the paper's Gaussian mixture and show the result
 # make test    all tests but the slowest, docstring and README examples included
 # make test-all      the slowest too
+# make wheels  build sdist and wheel, and test the wheel on PYTHONS, each in a clean environment
+# make browser Chromium for the tests of the HTML report, where apt has it and it is missing
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
@@ -11,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench consistency diagnostics campaigns clean
+.PHONY: setup demo test test-all lint bench consistency diagnostics campaigns wheels browser clean
 
 setup: .venv/ready
 
@@ -46,5 +48,14 @@ diagnostics: setup
 campaigns: setup
 	$(BIN)/python benchmarks/campaigns.py
 
+PYTHONS ?= $(PYTHON)
+wheels: setup
+	.ci/wheels $(PYTHONS)
+
+browser:
+	@command -v chromium chromium-browser google-chrome || \
+	  (root=$$([ $$(id -u) = 0 ] || echo sudo); \
+	   $$root apt-get update && $$root apt-get install -y --no-install-recommends chromium)
+
 clean:
-	rm -rf .venv .bench out
+	rm -rf .venv .bench out dist site
