@@ -75,7 +75,8 @@ def to_arviz(
         groups["posterior_predictive"] = _group({n: a[None] for n, a in parts}, "chain", "draw")
     if observed is not None:
         groups["observed_data"] = _group(_named(observed))
-    if hasattr(arviz, "InferenceData"):
+    # ArviZ 1 still answers to the old name, with a warning.
+    if arviz.__version__.startswith("0."):
         return arviz.InferenceData(**groups)
     return xr.DataTree.from_dict(groups)
 
