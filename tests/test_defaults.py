@@ -10,9 +10,9 @@ from consilience.defaults import default_plan
 ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
 
 
-def plan(n=1024, *, rows=False, likelihood=True, **said):
-    """The plan for a model of ten numbers, or of ten rows of one."""
-    shape = (10, 1) if rows else (10,)
+def plan(n=1024, *, numbers=10, rows=False, likelihood=True, **said):
+    """The plan for a model of so many numbers, or of so many rows of one."""
+    shape = (numbers, 1) if rows else (numbers,)
     whole = lambda theta, x: dist.Normal(theta, 1.0).log_prob(x).sum()  # noqa: E731
     model = cs.Model(
         dist.Normal(0.0, 1.0),
@@ -68,3 +68,12 @@ def test_what_is_said_stays(augmentation):
     chosen = plan(self_consistency=settings, epochs=7, batch_size=9, validation=0.2)
     assert (chosen.epochs, chosen.batch_size, chosen.validation) == (7, 9, 0.2)
     assert chosen.self_consistency.augmentation == augmentation
+
+
+def test_the_likelihood_of_wide_data_is_a_curve_plus_noise():
+    wide = plan(numbers=21, likelihood=False).recipe.likelihood
+    assert (wide.transform, wide.layers, wide.frame) == (cs.Affine(), 2, 3)
+    for narrow in ({"numbers": 20}, {"numbers": 21, "rows": True}):
+        chosen = plan(likelihood=False, **narrow).recipe.likelihood
+        assert (chosen.transform, chosen.layers, chosen.frame) == (cs.Spline(), 6, 0)
+    assert wide.l2 == pytest.approx(1.5 / 1024)

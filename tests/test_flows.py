@@ -33,6 +33,7 @@ CASES = {
     "spline-2": Case(Coupling(Spline(4), depth=1, **SMALL), 2, 3),
     "spline-2-t3-permuted-free": Case(Coupling(Spline(2), df=3.0, rotate=False, **SMALL), 2, 0),
     "spline-5-t100-permuted": Case(Coupling(Spline(2), df=100.0, rotate=False, **SMALL), 5, 3),
+    "spline-2-curved": Case(Coupling(Spline(4), depth=1, frame=2, **SMALL), 2, 3),
     "spline-160": Case(Coupling(Spline(2), depth=1, **SMALL), 160, 3),
     "affine-1-t100-free": Case(Coupling(Affine(), df=100.0, **SMALL), 1, 0),
     "affine-2": Case(Coupling(Affine(), **SMALL), 2, 3),

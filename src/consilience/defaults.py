@@ -8,9 +8,12 @@ from consilience.augmentation import Bootstrap
 from consilience.consistency import SelfConsistency
 from consilience.data import Layout
 from consilience.fitted import Recipe
-from consilience.flows import Coupling
+from consilience.flows import Affine, Coupling
 from consilience.model import Model
 from consilience.summaries import Summary, default_summary
+
+WIDE = 20
+"""Data of more numbers than that are wide."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,8 @@ def default_plan(
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
-      proportion to their number.
+      proportion to their number. Of more than 20 numbers it is taken for a curve plus noise:
+      a network for mean and spread, and two affine layers.
     - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
       fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
       take 12,000 steps, and at least 150 epochs. In batches of 32 (64 from 4,096 runs on);
@@ -74,7 +78,7 @@ def default_plan(
         settings = dataclasses.replace(settings, augmentation=suited)
     tandem = consistent and not exact
     if tandem and likelihood is None:
-        likelihood = Coupling(layers=6, depth=3, l2=min(1e-2, 1.5 / n))
+        likelihood = _likelihood(n, layout.unit_sizes[0])
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
     validation = (0.0 if consistent else 0.1) if validation is None else validation
@@ -136,3 +140,10 @@ def default_epochs(steps: int, consistent: bool, tandem: bool) -> int:
 
 def _posterior(consistent: bool, tandem: bool) -> Coupling:
     return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5) if consistent else Coupling()
+
+
+def _likelihood(n: int, numbers: int) -> Coupling:
+    l2 = min(1e-2, 1.5 / n)
+    if numbers > WIDE:
+        return Coupling(Affine(), layers=2, frame=3, l2=l2)
+    return Coupling(layers=6, depth=3, l2=l2)

@@ -16,6 +16,7 @@ that it builds.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import NamedTuple
 
@@ -98,6 +99,8 @@ class Coupling:
     `width`, `depth`: the hidden layers of the network in each coupling.
     `activation`: of the hidden layers, by its name in `jax.nn`; "identity" makes them linear.
     `df`: degrees of freedom of the Student-t base; infinity is the Gaussian.
+    `frame`: the hidden layers of a network that shifts and scales all values by the condition
+    before any layer does; 0 does so by a linear map. For data that are a curve plus noise.
     `rotate`: learn a rotation of the coordinates between layers beside the permutation.
     `spectral`: divide each hidden weight by its largest singular value.
     `dropout`: the share of hidden units dropped in training.
@@ -115,16 +118,17 @@ class Coupling:
     depth: int = 2
     activation: str = "silu"
     df: float = math.inf
+    frame: int = 0
     rotate: bool = True
     spectral: bool = False
     dropout: float = 0.0
     l2: float = 1e-3
 
     def __post_init__(self):
-        if self.layers < 1 or self.width < 1 or self.depth < 1:
+        if self.layers < 1 or self.width < 1 or self.depth < 1 or self.frame < 0:
             raise ValueError(
-                "A flow needs at least one layer, one hidden layer and one unit; got "
-                f"layers={self.layers}, depth={self.depth}, width={self.width}."
+                "A flow needs at least one layer, one hidden layer and one unit; got layers="
+                f"{self.layers}, depth={self.depth}, width={self.width}, frame={self.frame}."
             )
         if not self.df > 0:
             raise ValueError(f"Degrees of freedom must be positive, got df={self.df}.")
@@ -206,6 +210,7 @@ class Flow(eqx.Module):
     """
 
     frame: Linear
+    curve: tuple[Linear, ...]
     steps: Step
     mixing: Mixing
     spec: Coupling = eqx.field(static=True)
@@ -219,12 +224,19 @@ class Flow(eqx.Module):
         self.steps = jax.tree.map(stack, *steps)
         self.frame = Linear(condition, 2 * dim, rng, scale=0.0)
         self.mixing = Mixing(dim, spec.layers, rng, learn=spec.rotate)
+        self.curve = _curve(spec, rng, n_in=condition, n_out=2 * dim) if spec.frame else ()
         self.spec = spec
         self.dim = dim
 
     def prepare(self, condition: Flat) -> Context:
         """What the flow needs of one condition, to be shared by all values under it."""
-        shift, raw = jnp.split(self.frame(condition), 2)
+        framed, hidden = self.frame(condition), condition
+        if self.curve:
+            *layers, out = self.curve
+            for layer in layers:
+                hidden = activation(self.spec.activation)(layer(hidden))
+            framed = framed + out(hidden)
+        shift, raw = jnp.split(framed, 2)
         log_scale = MAX_LOG_SCALE * jnp.tanh(raw / MAX_LOG_SCALE)
         steps = eqx.filter_vmap(lambda step: step.context(condition))(self.steps)
         return Context(shift, log_scale, steps)
@@ -311,11 +323,19 @@ class Flow(eqx.Module):
     def penalty(self) -> Scalar:
         """The L2 penalty on the weights."""
         linears = jax.tree.leaves(
-            (self.frame, self.steps), is_leaf=lambda node: isinstance(node, Linear)
+            (self.frame, self.curve, self.steps), is_leaf=lambda node: isinstance(node, Linear)
         )
         weights = [node.weight for node in linears if isinstance(node, Linear)]
         squares = sum((jnp.sum(weight**2) for weight in weights), start=jnp.zeros(()))
         return self.spec.l2 * squares
+
+
+def _curve(
+    spec: Coupling, rng: np.random.Generator, *, n_in: int, n_out: int
+) -> tuple[Linear, ...]:
+    sizes = [n_in, *[spec.width] * spec.frame]
+    hidden = [Linear(a, b, rng) for a, b in itertools.pairwise(sizes)]
+    return (*hidden, Linear(spec.width, n_out, rng, scale=0.0))
 
 
 class _Columns:
