@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from consilience.blocks import blocks
 from consilience.devices import make_mesh
-from consilience.fitted import _blocks
 from tests.conftest import quick
 
 PROGRAM = """
@@ -63,9 +63,9 @@ def test_a_batch_that_cannot_be_split_is_refused(named_model, named_sims):
 @pytest.mark.parametrize("share", [1, 3, 24])
 def test_blocks_of_draws_can_be_shared_out_evenly(share):
     for m, n in [(1, 5), (3, 100), (200, 5000)]:
-        blocks = list(_blocks(m, n, share))
-        assert all(len(j) % share == 0 for _, j in blocks)
-        assert {(a, b) for i, j in blocks for a in i for b in j} >= {(0, 0), (m - 1, n - 1)}
+        made = list(blocks(m, n, share))
+        assert all(len(j) % share == 0 for _, j in made)
+        assert {(a, b) for i, j in made for a in i for b in j} >= {(0, 0), (m - 1, n - 1)}
 
 
 def test_one_device_is_no_mesh():

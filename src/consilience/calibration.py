@@ -21,6 +21,7 @@ import xarray as xr
 from consilience.fitted import Fit
 from consilience.model import Model
 from consilience.networks import generator
+from consilience.page import notebook
 from consilience.simulating import simulate
 from consilience.simulations import Simulations
 from consilience.types import PRNGKey
@@ -66,6 +67,9 @@ class Calibration:
             "ranks": plots.rank_histogram(self.table),
             "coverage": plots.coverage(self.table),
         }
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
 
     def __repr__(self) -> str:
         table = self.table
@@ -130,14 +134,27 @@ def calibrate(
         )
     if invalid:
         logger.warning("%d simulations were not finite and are left out.", invalid)
-    ranks = _ranks(fit, simulations, draws, quantities or {}, k_draw, generator(k_ties))
-    return Calibration(rank_table(ranks, draws), invalid)
+    drawn = fit.sample(simulations.x, draws, key=k_draw)
+    return calibrate_draws(fit, simulations, drawn, quantities or {}, key=k_ties, invalid=invalid)
 
 
-def _ranks(fit: Fit, simulations: Simulations, draws: int, quantities, key, rng):
+def calibrate_draws(
+    fit: Fit,
+    simulations: Simulations,
+    drawn: xr.Dataset,
+    quantities: Mapping[str, Callable[[Any, Any], Any]],
+    *,
+    key: PRNGKey,
+    invalid: int,
+) -> Calibration:
+    """As `calibrate`, from posterior draws of every run that are there already."""
+    ranks = _ranks(fit, simulations, drawn, quantities, generator(key))
+    return Calibration(rank_table(ranks, drawn.sizes["draw"]), invalid)
+
+
+def _ranks(fit: Fit, simulations: Simulations, drawn: xr.Dataset, quantities, rng):
     """The ranks of the truth among posterior draws, by quantity; ties are broken by lot."""
     x, truth = simulations.x, simulations.theta
-    drawn = fit.sample(x, draws, key=key)
     theta = {name: drawn[name].values[:, 0] for name in truth}
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, values in truth.items():

@@ -1,4 +1,4 @@
-"""The command line, and its commands around the paper: `reproduce` and `report`.
+"""The command line, and its command around the paper: `reproduce`.
 
 The experiments are imported when one is asked for: worker processes import this file too.
 """
@@ -57,12 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--protocols", nargs="+", metavar="P", help="paper, default, or both")
     run.add_argument("--quick", action="store_true", help="a look in minutes, on small budgets")
     run.set_defaults(command=_reproduce, stopped="What was finished is kept: run again to go on.")
-    show = commands.add_parser(
-        "report", help="turn results into tables and figures: Markdown, CSV, PNG"
-    )
-    show.add_argument("folder", type=Path, help="where `reproduce` put its results")
-    show.add_argument("--out", type=Path, help="where to write (the same folder)")
-    show.set_defaults(command=_report, stopped="Nothing was written.")
     return parser
 
 
@@ -79,17 +73,6 @@ def _reproduce(options: argparse.Namespace) -> int:
     experiment = experiments.EXPERIMENTS[options.experiment]
     rows = experiment.reproduce(folder, choice, quick=options.quick)
     print(f"{len(rows)} cells in {folder}. For tables and figures: consilience report {folder}")
-    return 0
-
-
-def _report(options: argparse.Namespace) -> int:
-    from consilience import experiments
-    from consilience.experiments.experiment import read_name
-    from consilience.experiments.report import report
-
-    page = report(experiments.EXPERIMENTS[read_name(options.folder)], options.folder, options.out)
-    print(page.read_text())
-    print(f"Written to {page.parent}: {page.name}, a CSV and figures.")
     return 0
 
 

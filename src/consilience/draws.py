@@ -13,11 +13,6 @@ DRAWS = 1024
 """Parameters drawn at once, in blocks that begin at fixed numbers."""
 
 
-def key_words(key: PRNGKey) -> tuple[int, ...]:
-    """A key as whole numbers, for random streams outside JAX."""
-    return tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())
-
-
 class Draws:
     """The parameters of runs by their numbers, the same whichever are asked for together.
 

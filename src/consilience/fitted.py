@@ -1,12 +1,8 @@
-"""A fit: the learned densities of a model, and how they are used.
-
-Requests of any size run in blocks of bounded memory and of few shapes, so that few are
-compiled.
-"""
+"""A fit: the learned densities of a model, and how they are used."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +14,7 @@ from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
 from consilience.bases import base_sample
+from consilience.blocks import in_blocks
 from consilience.compiling import compiled
 from consilience.devices import Devices, along_second, make_mesh, replicate
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
@@ -25,6 +22,8 @@ from consilience.flows import Coupling
 from consilience.host import OnHost, failures_as_raised
 from consilience.model import Model
 from consilience.networks import generator
+from consilience.origins import Origin
+from consilience.page import notebook
 from consilience.results import draws_to_dataset, evidence_to_dataset
 from consilience.simulations import Simulations
 from consilience.summaries import Summary
@@ -32,9 +31,6 @@ from consilience.types import Data, PRNGKey, Theta
 
 if TYPE_CHECKING:
     from consilience.trust import Check
-
-BLOCK = 4096
-"""Parameter vectors that go through a flow at once: fits a CPU's cache."""
 
 OVERSAMPLE = 4
 """How many draws a corrected draw is chosen from."""
@@ -65,6 +61,19 @@ class History:
     seconds: float
     simulations: int
 
+    def __repr__(self) -> str:
+        last = {name: values[-1] for name, values in self.terms.items() if len(values)}
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value)
+        kept = ", ".join(f"{name} {epoch}" for name, epoch in self.best_epochs.items())
+        epochs = len(self.terms.get("loss", ()))
+        return (
+            f"History: {self.simulations} simulations, {epochs} epochs, {self.seconds:.1f} s, "
+            f"{self.stopped}\n  last epoch: {losses}\n  kept epoch: {kept}"
+        )
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
+
 
 class Fit(eqx.Module):
     """The posterior of a model for any dataset, and the likelihood if it was learned."""
@@ -75,6 +84,7 @@ class Fit(eqx.Module):
     prior: LearnedPrior | None
     recipe: Recipe = eqx.field(static=True)
     history: History = eqx.field(static=True)
+    origin: Origin | None = eqx.field(static=True, default=None)
 
     def sample(
         self,
@@ -180,6 +190,41 @@ class Fit(eqx.Module):
             statistics=statistics,
         )
 
+    def report(
+        self,
+        path: str | Path,
+        x: Data | None = None,
+        *,
+        key: PRNGKey,
+        simulations: Simulations | None = None,
+        n: int = 500,
+        predictive: int = 200,
+        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+        title: str | None = None,
+        progress: bool = True,
+    ) -> Path:
+        """Write one HTML page on the fit and, where given, on an observation; its path comes back.
+
+        The page has all that it shows in itself: a file to send, to read offline or to print.
+        Calibration and recovery ask `simulations` that the fit has not seen, or `n` new ones;
+        an observation gets its posterior, the log evidence and the verdict of `check`, with
+        `predictive` and `statistics` as there. What cannot be made says why in its place.
+        """
+        from consilience.reports import report
+
+        return report(
+            self,
+            path,
+            x,
+            key=key,
+            simulations=simulations,
+            n=n,
+            predictive=predictive,
+            statistics=statistics,
+            title=title,
+            progress=progress,
+        )
+
     def log_evidence(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
         """The log evidence of one dataset, or of each of a batch, from `n` posterior draws.
 
@@ -231,7 +276,7 @@ class Fit(eqx.Module):
             part = layout.unnamed({name: array[i] for name, array in arrays.items()})
             return _draw(posterior, joint, key, part, i, j[0], len(j), mesh)
 
-        return _in_blocks(m, n, block, 1 if mesh is None else mesh.size), batched
+        return in_blocks(m, n, block, 1 if mesh is None else mesh.size), batched
 
     def log_prob(self, theta: Theta | xr.Dataset | np.ndarray, x: Data) -> np.ndarray:
         """The log posterior density at named parameters.
@@ -263,7 +308,7 @@ class Fit(eqx.Module):
 
         if n == 0:
             return np.empty(lead, space.loc.dtype)
-        return _in_blocks(m, n, block).reshape(lead)
+        return in_blocks(m, n, block).reshape(lead)
 
     def save(self, path: str | Path) -> Path:
         """Write the fit to a file that `cs.load` reads."""
@@ -272,48 +317,16 @@ class Fit(eqx.Module):
         return save(self, path)
 
     def __repr__(self) -> str:
-        h = self.history
-        kept = ", ".join(f"{name} {epoch}" for name, epoch in h.best_epochs.items())
-        last = {name: values[-1] for name, values in h.terms.items()}
-        losses = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value)
-        return (
-            f"Fit: {' and '.join(h.best_epochs)} of {', '.join(self.posterior.parameters.names)}\n"
-            f"  {h.simulations} simulations, {len(h.terms['loss'])} epochs, {h.seconds:.1f} s, "
-            f"{h.stopped}\n"
-            f"  last epoch: {losses}\n"
-            f"  kept epoch: {kept}"
-        )
+        learned = " and ".join(self.history.best_epochs)
+        trained = repr(self.history).removeprefix("History: ")
+        return f"Fit: {learned} of {', '.join(self.posterior.parameters.names)}\n  {trained}"
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
 
 
 def _one_chain(draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values[:, None] for name, values in draws.items()}
-
-
-def _blocks(m: int, n: int, share: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of datasets and draws, of one shape; the last may reach beyond `m` and `n`.
-
-    Sizes are powers of two, or one dataset: requests of many sizes share few shapes. Draws
-    can be shared out evenly among `share` devices.
-    """
-    columns = min(BLOCK, 1 << max(4, (n - 1).bit_length())) if n else 1
-    columns = -(-columns // share) * share
-    rows = 1 if m == 1 else max(1, min(BLOCK // columns, 1 << (m - 1).bit_length()))
-    for i in range(0, m, rows):
-        for j in range(0, n, columns):
-            yield np.arange(i, i + rows), np.arange(j, j + columns)
-
-
-def _in_blocks(m: int, n: int, block, share: int = 1):
-    """A tree of arrays (m, n, ...), made block by block of datasets and draws."""
-    result: Any = None
-    for i, j in _blocks(m, n, share):
-        part = jax.device_get(block(np.minimum(i, m - 1), j))
-        if result is None:
-            result = jax.tree.map(lambda a: np.empty((m, n, *a.shape[2:]), a.dtype), part)
-        keep_i, keep_j = i[i < m], j[j < n]
-        for whole, piece in zip(jax.tree.leaves(result), jax.tree.leaves(part), strict=True):
-            whole[np.ix_(keep_i, keep_j)] = piece[: len(keep_i), : len(keep_j)]
-    return result
 
 
 @compiled

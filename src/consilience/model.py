@@ -18,6 +18,7 @@ from jaxtyping import Array
 from consilience.data import DATA, Kind, Layout, Set, make_layout
 from consilience.externals import External
 from consilience.host import OnHost
+from consilience.page import notebook
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.types import Data, PRNGKey, Scalar, Theta
 
@@ -189,6 +190,9 @@ class Model(eqx.Module):
                 f"{getattr(got, 'shape', type(got).__name__)}. For a function of one row, "
                 "pass cs.PerRow(function)."
             )
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
 
     def __repr__(self) -> str:
         width = max(map(len, (*self.prior.names, "x")))

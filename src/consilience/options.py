@@ -20,12 +20,13 @@ WIDTH = 88
 
 
 def add_commands(commands: Any):
-    """Add `simulate`, `status`, `fit`, `sample` and `check` to a parser's commands."""
+    """Add `simulate`, `status`, `fit`, `sample`, `check` and `report` to a parser's commands."""
     _add_simulate(commands)
     _add_status(commands)
     _add_fit(commands)
     _add_sample(commands)
     _add_check(commands)
+    _add_report(commands)
 
 
 def _add_simulate(commands: Any):
@@ -143,20 +144,40 @@ def _add_check(commands: Any):
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="every observation's verdict: .nc or .txt"
     )
-    parser.add_argument(
-        "--held-out",
-        type=Path,
-        metavar="STORE",
-        help="200 or more runs of the model that the fit was not trained on",
-    )
-    parser.add_argument(
-        "--predictive",
-        type=_whole,
-        default=200,
-        metavar="N",
-        help="datasets simulated at the posterior of an observation (200; 0 for none)",
-    )
+    _add_held_out(parser)
     _add_seed(parser)
+
+
+def _add_report(commands: Any):
+    parser = _add(
+        commands,
+        "report",
+        shell.report,
+        "a page on a fit; or the tables and figures of an experiment",
+        "For FIT, a file made by consilience fit: one HTML page with everything in it, on the "
+        "model, its training, its calibration and, with --observation, the posterior of observed "
+        "data and the verdict on it. It costs --runs runs of the simulator, unless --held-out "
+        "gives them, and --predictive more for an observation. For FOLDER, results of consilience "
+        "reproduce: their tables and figures as Markdown, CSV and PNG.",
+        "consilience report fit.safetensors --model mymodel:model --observation x.csv \\\n"
+        "      --out report.html\n  consilience report out/gmm",
+        {0: "written", 2: "bad input"},
+    )
+    parser.add_argument("source", type=Path, metavar="FIT|FOLDER", help="what to report on")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="the page, or where to write (the same folder)"
+    )
+    fitted = parser.add_argument_group("for a fit")
+    fitted.add_argument("--model", metavar="MODULE:OBJECT", help=MODEL_HELP)
+    fitted.add_argument(
+        "--observation", type=Path, metavar="DATA", help="a file with one, as for `sample`"
+    )
+    fitted.add_argument(
+        "--runs", type=_count, default=500, metavar="N", help="new runs to judge the fit by (500)"
+    )
+    _add_held_out(fitted)
+    _add_seed(fitted)
+    _add_quiet(fitted)
 
 
 def _add(
@@ -181,6 +202,22 @@ def _add(
     return parser
 
 
+def _add_held_out(parser: Any):
+    parser.add_argument(
+        "--held-out",
+        type=Path,
+        metavar="STORE",
+        help="200 or more runs of the model that the fit was not trained on",
+    )
+    parser.add_argument(
+        "--predictive",
+        type=_whole,
+        default=200,
+        metavar="N",
+        help="datasets simulated at the posterior of an observation (200; 0 for none)",
+    )
+
+
 def _add_fit_and_data(parser: argparse.ArgumentParser):
     parser.add_argument("fit", type=Path, metavar="FIT", help="a file made by consilience fit")
     parser.add_argument("data", type=Path, metavar="DATA", help="the observations")
@@ -188,13 +225,13 @@ def _add_fit_and_data(parser: argparse.ArgumentParser):
     parser.add_argument("--model", required=True, metavar="MODULE:OBJECT", help=MODEL_HELP)
 
 
-def _add_seed(parser: argparse.ArgumentParser):
+def _add_seed(parser: Any):
     parser.add_argument(
         "--seed", type=_seed, default=0, metavar="S", help="the same seed, the same numbers (0)"
     )
 
 
-def _add_quiet(parser: argparse.ArgumentParser):
+def _add_quiet(parser: Any):
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

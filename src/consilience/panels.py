@@ -82,11 +82,17 @@ def note(axis: Any, text: str) -> None:
 
 
 def each_quantity(
-    calibration: xr.Dataset, draw: Callable, xlabel: str, ylabel: str, verdict: str = "inside"
+    calibration: xr.Dataset,
+    draw: Callable,
+    xlabel: str,
+    ylabel: str,
+    verdict: str = "inside",
+    *,
+    columns: int = 4,
 ) -> np.ndarray:
     """A panel for each quantity, drawn by `draw`; in orange where it is outside its band."""
     names = map(str, calibration["quantity"].values)
-    axes = panels(names, xlabel, ylabel, share="both")
+    axes = panels(names, xlabel, ylabel, columns=columns, share="both")
     for i, axis in enumerate(axes):
         part = calibration.isel(quantity=i)
         color, line, _ = STYLES[0 if part[verdict] else 1]

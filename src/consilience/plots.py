@@ -177,7 +177,7 @@ def pairs(
     return axes
 
 
-def recovery(draws: xr.Dataset, truth: Theta) -> np.ndarray:
+def recovery(draws: xr.Dataset, truth: Theta, *, columns: int = 4) -> np.ndarray:
     """Posterior medians with 95 % intervals against the truth, over observations.
 
     `truth`: an array for each parameter, behind the axis of observations. r: the correlation
@@ -185,7 +185,7 @@ def recovery(draws: xr.Dataset, truth: Theta) -> np.ndarray:
     """
     points = components(stacked(draws, "observation"), 2)
     true = only(points, components(truth, 1), "truth")
-    axes = panels(points, "truth", "median, 95 % interval")
+    axes = panels(points, "truth", "median, 95 % interval", columns=columns)
     for axis, (name, values) in zip(axes, points.items(), strict=True):
         t, m = true[name], len(values)
         if t.shape != (m,):
@@ -200,7 +200,7 @@ def recovery(draws: xr.Dataset, truth: Theta) -> np.ndarray:
     return axes
 
 
-def ecdf_difference(calibration: xr.Dataset) -> np.ndarray:
+def ecdf_difference(calibration: xr.Dataset, *, columns: int = 4) -> np.ndarray:
     """The ECDF of the ranks minus that of a right posterior, with its 95 % band."""
     point, low, high = (calibration[name].values for name in ("point", "lower", "upper"))
 
@@ -211,10 +211,11 @@ def ecdf_difference(calibration: xr.Dataset) -> np.ndarray:
         axis.plot(point, part["ecdf"].values - point, **style)
         return []
 
-    return each_quantity(calibration, draw, "fractional rank", "ECDF difference")
+    labels = "fractional rank", "ECDF difference"
+    return each_quantity(calibration, draw, *labels, columns=columns)
 
 
-def rank_histogram(calibration: xr.Dataset) -> np.ndarray:
+def rank_histogram(calibration: xr.Dataset, *, columns: int = 4) -> np.ndarray:
     """How often the truth had which rank among the draws: flat for a right posterior."""
     from scipy.stats import binom
 
@@ -233,10 +234,11 @@ def rank_histogram(calibration: xr.Dataset) -> np.ndarray:
         axis.stairs(counts, edges, **style)
         return []
 
-    return each_quantity(calibration, draw, f"rank among {ranks - 1} draws", "simulations")
+    labels = f"rank among {ranks - 1} draws", "simulations"
+    return each_quantity(calibration, draw, *labels, columns=columns)
 
 
-def coverage(calibration: xr.Dataset) -> np.ndarray:
+def coverage(calibration: xr.Dataset, *, columns: int = 4) -> np.ndarray:
     """How often credible regions hold the truth, against how often they should."""
     level = calibration["level"].values
     low, high = calibration["coverage_lower"].values, calibration["coverage_upper"].values
@@ -250,10 +252,13 @@ def coverage(calibration: xr.Dataset) -> np.ndarray:
 
     # The verdict on this very curve, where there is one.
     verdict = "coverage_inside" if "coverage_inside" in calibration else "inside"
-    return each_quantity(calibration, draw, "nominal coverage", "empirical coverage", verdict)
+    labels = "nominal coverage", "empirical coverage", verdict
+    return each_quantity(calibration, draw, *labels, columns=columns)
 
 
-def predictive(x: Data, draws: Data, *, kind: Literal["series", "rows"] = "series") -> np.ndarray:
+def predictive(
+    x: Data, draws: Data, *, kind: Literal["series", "rows"] = "series", columns: int = 4
+) -> np.ndarray:
     """The observation against datasets simulated from its posterior.
 
     `draws`: shaped as `x`, behind an axis of datasets. `kind`: the axes of `x` are (time,
@@ -273,7 +278,7 @@ def predictive(x: Data, draws: Data, *, kind: Literal["series", "rows"] = "serie
         for c in range(seen.shape[1]):
             channel = f"{name}[{c}]" if name else f"channel {c}"
             shown[channel if seen.shape[1] > 1 else name] = seen[:, c], many[..., c]
-    axes = panels(shown, "", "", size=(2.6, 2.2))
+    axes = panels(shown, "", "", columns=columns, size=(2.6, 2.2))
     for axis, (seen, many) in zip(axes, shown.values(), strict=True):
         if kind == "series" and len(seen) > 1:
             index, q = np.arange(len(seen)), np.quantile(many, (0.025, 0.25, 0.5, 0.75, 0.975), 0)

@@ -19,13 +19,13 @@ import jax
 import numpy as np
 
 from consilience import simulating, training
-from consilience.draws import key_words
 from consilience.externals import External
 from consilience.files import owner_of, write
 from consilience.fitted import Fit
 from consilience.inputs import InputError, check_out, read_data, read_model, write_netcdf
 from consilience.journal import Journal
 from consilience.model import Model
+from consilience.origins import key_words
 from consilience.runs import Task
 from consilience.simulations import Simulations
 from consilience.storage import load
@@ -224,6 +224,68 @@ def check(options: argparse.Namespace) -> int:
         write(options.out, _text(report).encode())
     print(report)
     return max(CODES[str(verdict)] for verdict in np.ravel(report.verdict))
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page of a fit, or the tables and figures of an experiment."""
+    if options.source.is_dir():
+        return _report_experiment(options)
+    if not options.source.exists():
+        raise InputError(f"There is no file or folder {options.source}.")
+    if options.model is None:
+        raise InputError(
+            f"A fit has no code: name the model of {options.source} with --model MODULE:OBJECT."
+        )
+    if options.out is None:
+        raise InputError("Name the page to write with --out report.html.")
+    check_out(options.out, ".html", ".htm")
+    fitted = load(options.source, read_model(options.model))
+    x, layout = None, fitted.posterior.data.layout
+    if options.observation is not None:
+        x = read_data(options.observation, layout)
+        arrays, batched = layout.check(x)
+        if batched:
+            count = len(arrays[layout.names[0]])
+            if count > 1:
+                raise InputError(
+                    f"A report shows one observation, but {options.observation} holds {count}: "
+                    "keep one of them."
+                )
+            x = layout.unnamed({name: array[0] for name, array in arrays.items()})
+    held_out = options.held_out
+    fitted.report(
+        options.out,
+        x,
+        key=jax.random.key(options.seed),
+        simulations=None if held_out is None else _runs(held_out, fitted.model, options.model),
+        n=options.runs,
+        predictive=options.predictive,
+        progress=not options.quiet,
+    )
+    print(f"Written to {options.out}.")
+    return 0
+
+
+def _report_experiment(options: argparse.Namespace) -> int:
+    from consilience import experiments
+    from consilience.experiments import report as tables
+    from consilience.experiments.experiment import read_name
+
+    given = {
+        "--model": options.model,
+        "--observation": options.observation,
+        "--held-out": options.held_out,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise InputError(
+            f"{' and '.join(named)}: for the file of a fit alone, but {options.source} is a folder."
+        )
+    experiment = experiments.EXPERIMENTS[read_name(options.source)]
+    page = tables.report(experiment, options.source, options.out)
+    print(page.read_text())
+    print(f"Written to {page.parent}: {page.name}, a CSV and figures.")
+    return 0
 
 
 def _text(report: Check) -> str:

@@ -13,11 +13,12 @@ import numpy as np
 from consilience.campaigns import TRIES, Settings, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
-from consilience.draws import Draws, key_words
+from consilience.draws import Draws
 from consilience.externals import External
 from consilience.files import StoreError
 from consilience.memory import Memory
 from consilience.model import Model
+from consilience.origins import KeyName, key_name, key_words
 from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.simulations import Simulations, Unread
 from consilience.spaces import ParameterSpace
@@ -72,7 +73,7 @@ def simulate(
     if isinstance(model.simulator, External):
         draw = Draws(model.prior, key)
         if store is None:
-            return _in_memory(model.simulator, n, draw, key, settings)
+            return _in_memory(model.simulator, n, draw, key, settings, key_name(key))
         with Store(store, _about(model, model.simulator.name, key)) as runs:
             _check_theta(runs, draw)
             run_campaign(model.simulator, runs, n, draw, key_words(key), settings)
@@ -90,7 +91,7 @@ def simulate(
         numbers = np.arange(start, start + size, dtype=np.uint32)
         blocks.append(jax.device_get(_simulate_block(model, key, numbers)))
     theta, x = jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks)
-    return Simulations(theta, x)
+    return Simulations(theta, x, key=key_name(key))
 
 
 def _in_memory(
@@ -99,12 +100,15 @@ def _in_memory(
     draw: Callable[[np.ndarray], Theta],
     key: PRNGKey,
     settings: Settings,
+    name: KeyName | None = None,
 ) -> Simulations:
+    """Runs at the parameters that `draw` gives; `name`: of the key, if it alone made those too."""
     runs = Memory(n)
     run_campaign(external, runs, n, draw, key_words(key), settings)
     assert runs.spec is not None
     numbers = np.arange(n)
-    return Simulations(draw(numbers), runs.spec.unnamed(runs.x), runs.failures(numbers))
+    x, failed = runs.spec.unnamed(runs.x), runs.failures(numbers)
+    return Simulations(draw(numbers), x, failed, key=name)
 
 
 def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Simulations:
@@ -155,7 +159,7 @@ def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
     """Whose runs a store holds: what must agree when it is opened again, and the version."""
     return {
         "version": version("consilience"),
-        "key": [str(jax.random.key_impl(key)), *key_words(key)],
+        "key": list(key_name(key)),
         "prior": model.prior.texts,
         "parameters": model.prior.shapes,
         "simulator": simulator,

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from consilience.failures import Failures
+from consilience.origins import KeyName
+from consilience.page import notebook
 from consilience.runs import Failure, Spec
 from consilience.store import Store
 from consilience.types import Data, Theta
@@ -39,6 +41,7 @@ class Simulations:
     `x`: an array, or a dictionary of arrays. Runs in a store are read when it is asked for.
     `failures`: the runs that gave no data; print it for a summary.
     `prior`: the prior that the runs of a store were drawn from, in words; else None.
+    `key`: the random key that the runs were drawn with, as words; None where it is not known.
     `attempts`: after `drop_invalid`, the parameters of all runs and which gave data; else None.
 
     >>> sims = Simulations({"mu": np.zeros(3)}, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]]))
@@ -55,9 +58,13 @@ class Simulations:
         failed: Mapping[int, Failure] | None = None,
         attempts: Attempts | None = None,
         prior: dict[str, str] | None = None,
+        key: KeyName | None = None,
     ):
         self.attempts = attempts
-        self.prior = x.store.about.get("prior") if isinstance(x, Unread) else prior
+        self.prior, self.key = prior, key
+        if isinstance(x, Unread):
+            about = x.store.about
+            self.prior, self.key = about.get("prior"), tuple(about.get("key", ())) or None
         self.theta = _arrays(theta if isinstance(theta, Mapping) else {"theta": theta}, "theta")
         self._x = x
         lengths = {len(array) for array in self.theta.values()}
@@ -123,7 +130,7 @@ class Simulations:
             x = jax.tree.map(pick, self._x)
         theta, failed = jax.tree.map(pick, self.theta), self.failures.take(take).failed
         # Whole, whichever runs are picked: how often runs fail does not depend on that.
-        return Simulations(theta, x, failed, self.attempts, self.prior)
+        return Simulations(theta, x, failed, self.attempts, self.prior, self.key)
 
     @property
     def invalid(self) -> np.ndarray:
@@ -147,6 +154,9 @@ class Simulations:
         kept = self[~invalid]
         kept.attempts = join_attempts([self])
         return kept
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
 
     def __repr__(self) -> str:
         theta = ", ".join(f"{name} {a.shape[1:]}" for name, a in self.theta.items())

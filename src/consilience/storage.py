@@ -20,6 +20,7 @@ from consilience import data, flows, summaries
 from consilience.data import DataSpace, Layout
 from consilience.fitted import Fit, History, Recipe
 from consilience.model import Model
+from consilience.origins import Origin
 from consilience.preparation import build_networks
 from consilience.spaces import ParameterSpace
 from consilience.training import assemble
@@ -59,6 +60,7 @@ def save(fit: Fit, path: str | Path) -> Path:
             **dataclasses.asdict(fit.history),
             "terms": {name: values.tolist() for name, values in fit.history.terms.items()},
         },
+        "origin": None if fit.origin is None else dataclasses.asdict(fit.origin),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -103,7 +105,16 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
         recipe,
         History(**history),
         validity,
+        _origin(meta.get("origin")),
     )
+
+
+def _origin(said: dict[str, Any] | None) -> Origin | None:
+    """None for a file of an earlier version, which does not say."""
+    if said is None:
+        return None
+    keys = {name: said[name] and tuple(said[name]) for name in ("key", "runs_key")}
+    return Origin(**{**said, **keys})
 
 
 def _numbers(fit: Fit):

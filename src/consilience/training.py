@@ -24,6 +24,7 @@ from consilience.host import failures_as_raised
 from consilience.losses import Example
 from consilience.model import Model
 from consilience.networks import generator, random_key
+from consilience.origins import Origin, in_words, key_name, versions
 from consilience.preparation import (
     build_networks,
     build_objective,
@@ -175,7 +176,24 @@ def fit(
         mesh=mesh,
         progress=progress,
     )
-    return assemble(model, parameters, data, networks, plan.recipe, history, validity)
+    settings = {
+        "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
+        "validation": plan.validation,
+        "patience": patience,
+        "learning_rate": learning_rate if optimizer is None else None,
+        "schedule": repr(schedule or Cosine()) if optimizer is None else None,
+        "optimizer": "Adam" if optimizer is None else "the user's own",
+        "self_consistency": in_words(plan.self_consistency),
+        "exact": plan.exact,
+        "unlabeled": 0 if unlabeled is None else len(jax.tree.leaves(objective.unlabeled)[0]),
+        "atoms": atoms,
+        "started_from_a_fit": start is not None,
+    }
+    attempts = simulations.attempts
+    tried = len(simulations) if attempts is None else len(attempts.valid)
+    origin = Origin(key_name(key), simulations.key, tried, settings, versions())
+    return assemble(model, parameters, data, networks, plan.recipe, history, validity, origin)
 
 
 def assemble(
@@ -186,6 +204,7 @@ def assemble(
     recipe: Recipe,
     history: History,
     validity: Validity | None = None,
+    origin: Origin | None = None,
 ) -> Fit:
     """Trained networks and their spaces as a `Fit`."""
     flow, prior = networks.likelihood, networks.prior
@@ -197,6 +216,7 @@ def assemble(
         prior=None if prior is None else LearnedPrior(prior, parameters),
         recipe=recipe,
         history=history,
+        origin=origin,
     )
 
 

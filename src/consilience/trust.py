@@ -18,6 +18,7 @@ from consilience.approximators import Posterior
 from consilience.compiling import compiled
 from consilience.data import Layout, Series, Set, Vector
 from consilience.fitted import Fit
+from consilience.page import notebook
 from consilience.simulating import simulate, simulate_at
 from consilience.simulations import Simulations
 from consilience.types import Data, PRNGKey
@@ -51,12 +52,14 @@ class Check:
     by most, and its name, `statistic`.
     `x`, `predictions`: the observation and data simulated at its posterior, where there is
     one observation; `kind`: how to draw them.
+    `evidence`: the estimates of `Fit.log_evidence`, where there is a likelihood.
     """
 
     table: xr.Dataset
     x: Data | None = None
     predictions: Data | None = None
     kind: Literal["series", "rows"] = "series"
+    evidence: xr.Dataset | None = None
 
     @property
     def verdict(self) -> Any:
@@ -81,13 +84,20 @@ class Check:
             lines = [f"  {count:>5}  {value}" for value, count in zip(values, counts, strict=True)]
             return "\n".join([f"Check of {t.sizes['observation']} observations", *lines])
         number = lambda name: f"{float(t[name]):.3g}"  # noqa: E731
+        identity = (
+            f"spread {number('spread')} nats, Pareto k {number('pareto_k')}, "
+            f"effective draws {number('ess')} of {t.attrs['draws']}"
+        )
+        predictions = f"p = {number('predictive')} ({t['statistic'].item()})"
         return (
             f"Check: {self.verdict}\n  {t['reason'].item()}\n"
             f"  typical of the simulations: p = {number('typical')}\n"
-            f"  identity: spread {number('spread')} nats, Pareto k {number('pareto_k')}, "
-            f"effective draws {number('ess')} of {t.attrs['draws']}\n"
-            f"  posterior predictions: p = {number('predictive')} ({t['statistic'].item()})"
+            f"  identity: {'not known' if np.isnan(t['spread']) else identity}\n"
+            f"  posterior predictions: {'not asked' if np.isnan(t['predictive']) else predictions}"
         )
+
+    def _repr_html_(self) -> str:
+        return notebook(self)
 
 
 def check(
@@ -117,7 +127,7 @@ def check(
     every = layout.unnamed(arrays)
     m = _length(arrays)
     table: dict[str, Any] = {"typical": _typical(fit, every, held_out.x)}
-    weighed = fit.has_joint
+    weighed, found = fit.has_joint, None
     if weighed:
         found = fit.log_evidence(every, draws, key=k_identity)
         table |= {name: found[name].values for name in ("spread", "pareto_k", "ess")}
@@ -141,9 +151,10 @@ def check(
         attrs={"draws": draws},
     )
     if batched:
-        return Check(dataset)
+        return Check(dataset, evidence=found)
     kind: Any = "rows" if isinstance(layout.kind, Set) else "series"
-    return Check(dataset.isel(observation=0), x, predictions, kind)
+    found = None if found is None else found.isel(observation=0, drop=True)
+    return Check(dataset.isel(observation=0), x, predictions, kind, found)
 
 
 def _judge(row: dict[str, Any], draws: int, weighed: bool, learned: bool) -> tuple[str, str]:

@@ -1,0 +1,170 @@
+"""HTML: text that is always escaped, and the parts of a page that needs nothing from outside.
+
+Whatever is put into an element is escaped unless it is `Html`, which only this module makes:
+a name can hold any characters, and a page shows them as they are.
+"""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+VOID = {"img", "meta"}
+"""Elements without content."""
+
+
+class Html(str):
+    """Markup: text that is safe to put into a page as it is."""
+
+
+def escaped(part: Any) -> Html:
+    """Anything as markup.
+
+    >>> escaped("a < b & c")
+    'a &lt; b &amp; c'
+    """
+    return part if isinstance(part, Html) else Html(html.escape(str(part)))
+
+
+def joined(parts: Iterable[Any], between: str = "") -> Html:
+    """Parts one after another."""
+    return Html(between.join(escaped(part) for part in parts))
+
+
+def element(tag: str, *parts: Any, **attributes: Any) -> Html:
+    """An element with its content; an underscore at the end of an attribute's name is cut off.
+
+    >>> element("p", "a < b", class_="note", aria_label='"x"')
+    '<p class="note" aria-label="&quot;x&quot;">a &lt; b</p>'
+    """
+    said = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for name, value in attributes.items()
+    )
+    return Html(f"<{tag}{said}>" + ("" if tag in VOID else f"{joined(parts)}</{tag}>"))
+
+
+def text(*parts: Any, **attributes: Any) -> Html:
+    """A paragraph; a sign of percent stays with its number."""
+    return Html(element("p", *parts, **attributes).replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+def code(part: Any) -> Html:
+    return element("code", part)
+
+
+def number(value: Any) -> str:
+    """A number to three digits, as people write it.
+
+    >>> number(-0.12345), number(123456.0), number(1e-7), number(float("nan")), number(250)
+    ('−0.123', '123,000', '1e−07', 'not known', '250')
+    """
+    value = float(value)
+    if math.isnan(value):
+        return "not known"
+    if value.is_integer() and abs(value) < 1e6:
+        shown = f"{int(value):,}"
+    elif 1e3 <= abs(value) < 1e6:
+        shown = f"{float(f'{value:.3g}'):,.0f}"
+    else:
+        shown = f"{value:.3g}".replace("inf", "∞")
+    return shown.replace("-", "−")
+
+
+def listed(parts: Sequence[Any]) -> str:
+    """Names in a row: a, b and c."""
+    words = [str(part) for part in parts]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def facts(pairs: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
+    """Names and what they stand for."""
+    rows = (element("div", element("dt", name), element("dd", value)) for name, value in pairs)
+    return element("dl", *rows, **attributes)
+
+
+def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Html:
+    """A table whose first column names its rows; a wide one scrolls within itself."""
+    top = element("tr", *(element("th", name, scope="col") for name in head))
+    body = (
+        element(
+            "tr", element("th", first, scope="row"), *(element("td", value) for value in values)
+        )
+        for first, *values in rows
+    )
+    whole = element(
+        "table", element("caption", caption), element("thead", top), element("tbody", *body)
+    )
+    return _scrolling(whole, f"Table: {caption}", "table")
+
+
+def figure(axes: Any, alt: str, caption: str) -> Html:
+    """A Matplotlib figure, by any of its axes, as an image in the page itself."""
+    made = axes.flat[0].figure if hasattr(axes, "flat") else axes.figure
+    source = f"data:image/svg+xml;base64,{base64.b64encode(_svg(made)).decode()}"
+    width, height = (round(96 * inches) for inches in made.get_size_inches())
+    image = element(
+        "img", src=source, alt=alt, width=width, height=height, style=f"--width: {width}px"
+    )
+    frame = _scrolling(image, f"Figure: {caption}", "card")
+    return element("figure", frame, element("figcaption", text(caption)))
+
+
+def _svg(made: Any) -> bytes:
+    """The same figure, the same bytes: no date, and names that do not depend on chance."""
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "consilience", "svg.fonttype": "path"}):
+        made.savefig(file, format="svg", dpi=200, metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def _scrolling(part: Html, label: str, kind: str) -> Html:
+    # A keyboard scrolls only what it can reach.
+    return element("div", part, class_=f"scroll {kind}", role="group", aria_label=label, tabindex=0)
+
+
+def section(name: str, title: str, *parts: Any) -> Html:
+    heading = element("h2", title, id=f"{name}-title")
+    return element("section", heading, *parts, id=name, aria_labelledby=f"{name}-title")
+
+
+def page(title: str, lead: Any, first: Html, sections: dict[str, tuple[str, Html]]) -> str:
+    """A whole page: what matters most, then the sections by name, with titles and links to them."""
+    style = files("consilience").joinpath("report.css").read_text("utf-8")
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("style", Html(style)),
+    )
+    links = (
+        element("li", element("a", said, href=f"#{name}")) for name, (said, _) in sections.items()
+    )
+    parts = (section(name, said, content) for name, (said, content) in sections.items())
+    body = element(
+        "body",
+        element("a", "Skip to the report", href="#report", class_="skip"),
+        element("header", element("h1", title), element("p", lead, class_="lead")),
+        element(
+            "main",
+            first,
+            element("nav", element("h2", "Contents"), element("ul", *links), aria_label="Contents"),
+            *parts,
+            id="report",
+            tabindex=-1,
+        ),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def notebook(shown: Any) -> str:
+    """An object for a notebook: its text, the first line in bold."""
+    first, _, rest = repr(shown).partition("\n")
+    below = element("pre", rest, style="margin: 0.2em 0 0; line-height: 1.35") if rest else ""
+    return element("div", element("strong", first), below)
