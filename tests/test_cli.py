@@ -111,7 +111,7 @@ def x(store):
 # The parser.
 
 
-@pytest.mark.parametrize("command", ["simulate", "status", "fit", "sample", "check"])
+@pytest.mark.parametrize("command", ["simulate", "status", "fit", "sample", "check", "report"])
 def test_the_help_of_a_command_has_an_example_and_its_exit_codes(command, capsys):
     with pytest.raises(SystemExit) as end:
         run(command, "--help")
@@ -560,6 +560,60 @@ def test_a_check_is_that_of_the_library(store, saved, fitted, x, tmp_path, capsy
     assert run(*words, "--out", tmp_path / "report.txt") == 4
     lines = (tmp_path / "report.txt").read_text().splitlines()
     assert lines[-1] == f"1: {trust.MCMC}. {same.table['reason'].values[1]}"
+
+
+# Reports.
+
+
+def test_a_report_is_asked_of_the_library(store, saved, x, tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        cs.Fit, "report", lambda fit, *args, **settings: asked.append((args, settings))
+    )
+    page = tmp_path / "deep" / "page.html"
+    words = ("report", saved, "--model", f"{HERE}:MODEL", "--out", page, "--quiet")
+    assert run(*words) == 0
+    assert capsys.readouterr().out == f"Written to {page}.\n"
+    np.savetxt(tmp_path / "x.csv", x[:1], delimiter=",")
+    more = ("--observation", tmp_path / "x.csv", "--held-out", store, "--seed", 3, "--runs", 40)
+    assert run(*words, *more, "--predictive", 7) == 0
+    (plain, settings), (given, chosen) = asked
+    assert plain == (page, None)
+    assert settings["simulations"] is None and settings["n"] == 500
+    assert given[0] == page
+    np.testing.assert_allclose(given[1], x[0], rtol=1e-6)
+    assert len(chosen["simulations"]) == N and chosen["simulations"].key[-1] == 7
+    assert (chosen["n"], chosen["predictive"], chosen["progress"]) == (40, 7, False)
+    assert chosen["key"] == jax.random.key(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({1: "nothing"}, "There is no file or folder nothing."),
+        ({1: "x.csv"}, "x.csv is damaged, or not a saved fit"),
+        ({1: "."}, "--model and --observation: for the file of a fit alone, but . is a folder"),
+        ({2: None, 3: None}, "name the model of fit.safetensors with --model MODULE:OBJECT"),
+        ({3: f"{HERE}:WIDER"}, "is a fit of a different model"),
+        ({5: "two.csv"}, "A report shows one observation, but two.csv holds 2"),
+        ({5: "none.csv"}, "There is no file none.csv"),
+        ({6: None, 7: None}, "Name the page to write with --out report.html."),
+        ({7: "page.pdf"}, "page.pdf must end in .html or .htm."),
+        ({7: "."}, "is a folder: name a file to write"),
+        ({8: "--held-out", 9: "none.zarr"}, "There is no store of simulations at none.zarr"),
+    ],
+)
+def test_reports_that_cannot_be_are_refused(
+    change, message, saved, x, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fit.safetensors").write_bytes(saved.read_bytes())
+    np.savetxt("x.csv", x[:1], delimiter=",")
+    np.savetxt("two.csv", x[:2], delimiter=",")
+    words = ["report", "fit.safetensors", "--model", f"{HERE}:MODEL", "--observation", "x.csv"]
+    words = dict(enumerate([*words, "--out", "page.html"])) | change
+    assert message in refused(capsys, *(word for word in words.values() if word is not None))
+    assert not (tmp_path / "page.html").exists()
 
 
 # All of it, in processes of their own.

@@ -1,5 +1,6 @@
 """Saving and loading: bit for bit, or a clear error."""
 
+import dataclasses
 import json
 import pickle
 
@@ -47,6 +48,17 @@ def test_a_loaded_fit_is_bit_identical(named_fit, named_model, named_sims, saved
     assert density(named_fit.likelihood) == density(loaded.likelihood)
     np.testing.assert_array_equal(loaded.history.terms["loss"], named_fit.history.terms["loss"])
     assert loaded.recipe == named_fit.recipe
+
+
+def test_keys_settings_and_versions_come_along(named_fit, named_model, saved):
+    origin, loaded = named_fit.origin, cs.load(saved, named_model).origin
+    assert origin.key == ("threefry2x32", 0, 1)
+    assert origin.runs_key == ("threefry2x32", 0, 0)
+    assert (origin.tried, origin.settings["epochs"]) == (256, 3)
+    assert origin.versions["consilience"] == cs.__version__
+    assert dataclasses.asdict(loaded) == dataclasses.asdict(origin)
+    _rewrite(saved, lambda meta: meta.pop("origin"))
+    assert cs.load(saved, named_model).origin is None, "an older file does not say"
 
 
 def test_the_description_is_readable(saved):

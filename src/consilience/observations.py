@@ -64,7 +64,8 @@ def predictions(found: Findings) -> Html:
     row = check.table
     if not good.any():
         return text("No run of the simulator at a posterior draw gave finite data.")
-    lost = f" {number(np.sum(~good))} more failed or were not finite." if not good.all() else ""
+    missed = row.attrs["predictive"] - np.sum(good)
+    lost = f" {number(missed)} more failed or were not finite." if missed else ""
     said = text(
         f"{number(np.sum(good))} datasets were simulated at posterior draws.{lost} The statistic "
         f"that they miss by most is the {row['statistic'].item()}; chance misses by as much with "

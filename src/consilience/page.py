@@ -57,18 +57,16 @@ def code(part: Any) -> Html:
 
 
 def number(value: Any) -> str:
-    """A number to three digits, as people write it.
+    """A number to three digits, or whole, as people write it.
 
-    >>> number(-0.12345), number(123456.0), number(1e-7), number(float("nan")), number(250)
-    ('−0.123', '123,000', '1e−07', 'not known', '250')
+    >>> number(-0.12345), number(12345.6), number(1e-7), number(float("nan")), number(250)
+    ('−0.123', '12,346', '1e−07', 'not known', '250')
     """
     value = float(value)
     if math.isnan(value):
         return "not known"
-    if value.is_integer() and abs(value) < 1e6:
-        shown = f"{int(value):,}"
-    elif 1e3 <= abs(value) < 1e6:
-        shown = f"{float(f'{value:.3g}'):,.0f}"
+    if abs(value) < 1e6 and (abs(value) >= 1e3 or value.is_integer()):
+        shown = f"{value:,.0f}"
     else:
         shown = f"{value:.3g}".replace("inf", "∞")
     return shown.replace("-", "−")

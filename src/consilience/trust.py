@@ -148,7 +148,7 @@ def check(
     table |= {"verdict": [v for v, _ in judged], "reason": [r for _, r in judged]}
     dataset = xr.Dataset(
         {name: ("observation", np.asarray(values)) for name, values in table.items()},
-        attrs={"draws": draws},
+        attrs={"draws": draws, "predictive": predictive},
     )
     if batched:
         return Check(dataset, evidence=found)
@@ -221,11 +221,13 @@ def _summaries(posterior: Posterior, x: Data):
 
 
 def _predict(fit: Fit, x: Data, n: int, key: PRNGKey, corrected: bool) -> Data:
-    """Data simulated at posterior draws of one observation."""
+    """Data simulated at posterior draws of one observation, by the runs that did not fail."""
     k_draw, k_run = jax.random.split(key)
     draws = fit.sample(x, n, key=k_draw, corrected=corrected)
     theta = {name: draws[name].values[0, 0] for name in fit.model.prior.names}
-    return simulate_at(fit.model, theta, key=k_run).x
+    runs = simulate_at(fit.model, theta, key=k_run)
+    good = ~runs.failures.mask
+    return runs[good].x if good.any() else runs.x
 
 
 def _misfit(measure: "Measure", x: Arrays, predictions: Arrays) -> tuple[float, str]:
