@@ -38,7 +38,7 @@ def calibration(found: Findings) -> Html:
     judged = found.calibration.table
     beyond = outside(judged)
     said = (
-        f"Outside its bands: {listed(beyond)}. A right posterior leaves each band with a "
+        f"Outside the bands: {_some(beyond)}. A right posterior leaves each band with a "
         "probability of 5 %."
         if beyond
         else "All quantities are within their bands."
@@ -84,6 +84,10 @@ def calibration(found: Findings) -> Html:
             ),
         ]
     )
+
+
+def _some(names: list[str]) -> str:
+    return listed(names) if len(names) <= MOST else f"{len(names)} quantities"
 
 
 def _placed(shown: xr.Dataset, verdict: str, what: str, values: np.ndarray) -> str:

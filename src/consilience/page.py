@@ -48,8 +48,13 @@ def element(tag: str, *parts: Any, **attributes: Any) -> Html:
 
 
 def text(*parts: Any, **attributes: Any) -> Html:
-    """A paragraph; a sign of percent stays with its number."""
-    return Html(element("p", *parts, **attributes).replace(" %", "\N{NO-BREAK SPACE}%"))
+    """A paragraph."""
+    return _kept_together(element("p", *parts, **attributes))
+
+
+def _kept_together(part: Html) -> Html:
+    """A sign of percent stays with its number."""
+    return Html(part.replace(" %", "\N{NO-BREAK SPACE}%"))
 
 
 def code(part: Any) -> Html:
@@ -96,7 +101,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> H
     whole = element(
         "table", element("caption", caption), element("thead", top), element("tbody", *body)
     )
-    return _scrolling(whole, f"Table: {caption}", "table")
+    return _scrolling(_kept_together(whole), f"Table: {caption}", "table")
 
 
 def figure(axes: Any, alt: str, caption: str) -> Html:

@@ -26,7 +26,7 @@ from consilience.page import (
     text,
 )
 from consilience.reports import Findings
-from consilience.trust import AS_IS, CORRECTED, MCMC, MODEL
+from consilience.trust import AS_IS, CORRECTED, HEAVY, MCMC, MODEL
 
 TONES = {AS_IS: "good", CORRECTED: "fair", MCMC: "bad", MODEL: "bad"}
 
@@ -103,7 +103,9 @@ def _budget(found: Findings) -> str:
 
 
 def _or_unknown(evidence: xr.Dataset | None) -> str:
-    return "not known" if evidence is None else bridge(evidence)
+    if evidence is None:
+        return "not known"
+    return bridge(evidence) + ("" if evidence["pareto_k"] < HEAVY else ", not to be trusted")
 
 
 def _calibrated(found: Findings) -> str:
