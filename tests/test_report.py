@@ -49,7 +49,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def held_out(model):
-    return cs.simulate(model, 260, key=jax.random.key(1))
+    return cs.simulate(model, 220, key=jax.random.key(1))
 
 
 @pytest.fixture(scope="module")
@@ -356,32 +356,37 @@ def browser():
         opened.close()
 
 
-@pytest.fixture
-def visit(browser, written):
-    """Open the page in a window of its own; what was asked for and complained of comes along."""
-    contexts = []
-
-    def opened(**options):
-        contexts.append(browser.new_context(**options))
-        window = contexts[-1].new_page()
+@pytest.fixture(scope="module")
+def visits(browser, written):
+    """The page without scripts and with them; what it asked for and what was complained of."""
+    found = []
+    for scripts in (False, True):
+        window = browser.new_context(java_script_enabled=scripts).new_page()
         asked, wrong = [], []
-        window.on("request", lambda request: asked.append(request.url))
-        window.on("console", lambda said: wrong.append(said.text))
-        window.on("pageerror", lambda error: wrong.append(str(error)))
+        window.on("request", lambda request, asked=asked: asked.append(request.url))
+        window.on("console", lambda said, wrong=wrong: wrong.append(said.text))
+        window.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
         window.goto(written.as_uri())
-        return window, asked, wrong
+        found.append((window, asked, wrong))
+    return found
 
-    yield opened
-    for context in contexts:
-        context.close()
+
+@pytest.fixture
+def window(visits):
+    return visits[1][0]
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+def test_a_browser_asks_for_nothing_else(visits, written, scripts):
+    _, asked, wrong = visits[scripts]
+    assert [url for url in asked if not url.startswith("data:")] == [written.as_uri()]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(("width", "scripts"), [(375, False), (375, True), (1280, True)])
-def test_a_browser_shows_all_of_it_and_asks_for_nothing_else(visit, written, width, scripts):
-    size = {"width": width, "height": 800}
-    window, asked, wrong = visit(viewport=size, java_script_enabled=scripts)
-    assert [url for url in asked if not url.startswith("data:")] == [written.as_uri()]
-    assert wrong == []
+def test_a_browser_shows_all_of_it(visits, width, scripts):
+    window, _, _ = visits[scripts]
+    window.set_viewport_size({"width": width, "height": 800})
     images = window.locator("img")
     assert images.count() == 6
     for image in images.all():
@@ -401,8 +406,7 @@ def test_a_browser_shows_all_of_it_and_asks_for_nothing_else(visit, written, wid
         assert window.locator("body").bounding_box()["width"] <= width
 
 
-def test_a_keyboard_reaches_everything(visit):
-    window, _, _ = visit(viewport={"width": 375, "height": 800})
+def test_a_keyboard_reaches_everything(window):
     focused = "document.activeElement"
     window.keyboard.press("Tab")
     assert window.evaluate(f"{focused}.textContent") == "Skip to the report"
@@ -444,8 +448,8 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_background(visit, scheme):
-    window, _, _ = visit(color_scheme=scheme)
+def test_text_stands_out_from_its_background(window, scheme):
+    window.emulate_media(color_scheme=scheme)
     ratios = window.evaluate(CONTRAST)
     assert len(ratios) > 100 and min(ratios) >= 4.5
     card = window.locator(".card").first
@@ -453,9 +457,9 @@ def test_text_stands_out_from_its_background(visit, scheme):
     assert window.evaluate("document.documentElement.lang") == "en"
 
 
-def test_paper_has_the_figures_and_no_navigation(visit):
-    window, _, _ = visit(viewport={"width": 700, "height": 990}, color_scheme="dark")
-    window.emulate_media(media="print")
+def test_paper_has_the_figures_and_no_navigation(window):
+    window.set_viewport_size({"width": 700, "height": 990})
+    window.emulate_media(media="print", color_scheme="dark")
     assert not window.locator("nav").is_visible()
     assert all(image.is_visible() for image in window.locator("img").all())
     # All of a wide table is on the paper.

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -58,9 +57,12 @@ def predictions(found: Findings) -> Html:
     """The observation beside data simulated at its posterior."""
     assert found.check is not None and found.measure is not None
     layout, check = found.fit.posterior.data.layout, found.check
-    seen, made = layout.named(check.x), layout.named(check.predictions)
-    good = np.all([_finite(np.asarray(a)) for a in made.values()], axis=0)
-    made = {name: np.asarray(a)[good] for name, a in made.items()}
+    seen, made = (
+        {name: np.asarray(a) for name, a in layout.named(x).items()}
+        for x in (check.x, check.predictions)
+    )
+    good = np.all([_finite(array) for array in made.values()], axis=0)
+    made = {name: array[good] for name, array in made.items()}
     row = check.table
     if not good.any():
         return text("No run of the simulator at a posterior draw gave finite data.")
@@ -82,7 +84,7 @@ def _drawn(layout: Layout, kind: Any, seen: dict[str, Any], made: dict[str, np.n
     names = layout.data_names
     if layout.mask_name is not None:
         return text("Datasets of varying size are compared by their statistics alone.")
-    if any(np.ndim(seen[name]) > 2 for name in names):
+    if any(seen[name].ndim > 2 for name in names):
         return text("Data with three axes or more are compared by their statistics alone.")
     inside = []
     for name in names:
@@ -104,7 +106,7 @@ def _drawn(layout: Layout, kind: Any, seen: dict[str, Any], made: dict[str, np.n
 
 def _statistics(found: Findings, seen: dict[str, Any], made: dict[str, np.ndarray]) -> Html:
     assert found.measure is not None
-    one = jax.tree.map(lambda a: np.asarray(a)[None], seen)
+    one = {name: array[None] for name, array in seen.items()}
     observed, predicted = found.measure(one), found.measure(made)
     rows = []
     for name in list(observed)[:MOST]:

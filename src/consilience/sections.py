@@ -245,4 +245,6 @@ def _key(name: KeyName | None) -> Any:
         return "not known: the runs were made elsewhere, or in several calls"
     kind, *words = name
     said = f"{kind} {', '.join(map(str, words))}"
-    return said if any(words[:-1]) else joined([said, ", ", code(f"jax.random.key({words[-1]})")])
+    if kind != "threefry2x32" or any(words[:-1]):
+        return said
+    return joined([said, ", ", code(f"jax.random.key({words[-1]})")])
