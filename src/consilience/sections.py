@@ -8,7 +8,7 @@ import xarray as xr
 
 from consilience import plots
 from consilience.assessments import calibration, outside, recovery
-from consilience.external import External
+from consilience.externals import External
 from consilience.model import short
 from consilience.observations import bridge, log_evidence, posterior, predictions, reasons
 from consilience.origins import KeyName, versions
