@@ -2,6 +2,8 @@
 # make demo    train on the paper's Gaussian mixture and show the result
 # make test    all tests but the slowest, docstring and README examples included
 # make test-all      the slowest too
+# make docs    the documentation, in site/: open site/index.html
+# make figures       the figures of the documentation, in docs/figures/ (two minutes)
 # make wheels  build sdist and wheel, and test the wheel on PYTHONS, each in a clean environment
 # make browser Chromium for the tests of the HTML report, where apt has it and it is missing
 # make lint    formatter, linter and type checker
@@ -13,13 +15,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench consistency diagnostics campaigns wheels browser clean
+.PHONY: setup demo test test-all docs figures lint bench consistency diagnostics campaigns \
+  wheels browser clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
 demo: setup
@@ -30,6 +33,13 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_site.py site
+
+figures: setup
+	$(BIN)/python docs/figures.py
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -32,9 +32,9 @@ class Variance:
 
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-    r"""The variance where values agree within `bound` nats, growing only linearly beyond.
+    """The variance where values agree within `bound` nats, growing only linearly beyond.
 
-    Deviations $d$ from their centre count $d^2$ up to the bound and $b(2|d| - b)$ above it
+    Deviations d from their centre count d² up to the bound b and b (2 |d| - b) above it
     (Huber's function), so that no draw, however far, pulls harder than one at the bound.
     The default: use it unless you compare with the paper.
 
@@ -69,7 +69,7 @@ CENTRE_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class RatioVariance:
-    r"""Half the variance of the evidence itself, relative to its square (equation 6).
+    """Half the variance of the evidence itself, relative to its square (equation 6).
 
     The second-order expansion of the Kullback-Leibler divergence. An ablation: the largest
     of the K ratios dominates it, and its gradient is mostly noise. Prefer the logarithm.
@@ -81,9 +81,9 @@ class RatioVariance:
 
 @dataclasses.dataclass(frozen=True)
 class RelativeConstraint:
-    r"""Equality of neighbouring ratios by Lagrange multipliers (equation 5).
+    """Equality of neighbouring ratios by Lagrange multipliers (equation 5).
 
-    $\sum_k \lambda_k (r_k - r_{k+1})$ with ratios $r_k$ relative to the evidence; the
+    The sum of λₖ (rₖ - rₖ₊₁) over k, with ratios rₖ relative to the evidence; the
     multipliers are trained with the networks, uphill. An ablation: a saddle point, not a
     minimum, so that training wanders. Prefer the variance.
     """

@@ -32,7 +32,7 @@ def mmd(
     *,
     bandwidths: tuple[float, ...] = BANDWIDTHS,
 ) -> Float[Array, "*batch"]:
-    r"""The biased squared MMD under the kernel $\sum_s \exp(-d^2 / (2 s))$.
+    """The biased squared MMD under the kernel Σ exp(-d² / 2s), summed over bandwidths s.
 
     >>> same = jax.random.normal(jax.random.key(0), (500, 2))
     >>> bool(mmd(same, same) < 1e-5), bool(mmd(same, same + 3) > 1)

@@ -307,7 +307,7 @@ def predictive(
 def identity(
     values: Rows | Mapping[str, Rows], *, titles: Sequence[str] | None = None, centre: bool = True
 ) -> np.ndarray:
-    r"""The identity $\log p(\theta) + \log p(x \mid \theta) - \log q(\theta \mid x)$ over draws.
+    """The identity log p(theta) + log p(x | theta) - log q(theta | x) over draws.
 
     A right posterior gives the log evidence at every draw; a wrong one, values that spread.
     `values`: (datasets, draws), or such arrays of several fits by name. `titles`: of the

@@ -70,10 +70,10 @@ def model(*, likelihood: bool = True) -> Model:
 def exact_sample(
     x: Float[Array, "*batch 2"], key: PRNGKey, *, n: int = 1000, tries: int = 16
 ) -> Float[Array, "*batch n 2"]:
-    r"""Exact posterior draws for one dataset or a batch of them.
+    """Exact posterior draws for one dataset or a batch of them.
 
-    Since the prior is flat, a draw of the crescent $c$ gives the theta with
-    $x = c + m(\theta)$: two of them, of which one is taken at random. Those that do not exist
+    Since the prior is flat, a draw c of the crescent gives the theta with
+    x = c + m(theta): two of them, of which one is taken at random. Those that do not exist
     or leave the prior's square are thrown away, out of `tries` times as many.
     """
 

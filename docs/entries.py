@@ -1,0 +1,64 @@
+"""Docstrings and signatures as the site shows them.
+
+A line that opens with a name in quotes and a colon says what that name means: it becomes an
+entry of a list. Examples become code blocks. The shapes of jaxtyping keep their quotes, which
+Griffe would take for those of a forward reference.
+"""
+
+import ast
+import re
+
+import griffe
+
+ENTRY = re.compile(r'[`"][^`"]+[`"](, `[^`]+`)*( \([^)]*\))?: ')
+TYPED = {"Bool", "Float", "Int", "Key", "Shaped"}
+
+
+class Entries(griffe.Extension):
+    """Makes Markdown of every docstring."""
+
+    def on_module_node(self, *, node, agent, **_):
+        for part in ast.walk(node):
+            if isinstance(part, ast.Subscript) and getattr(part.value, "id", "") in TYPED:
+                for word in ast.walk(part.slice):
+                    if isinstance(word, ast.Constant) and isinstance(word.value, str):
+                        word.value = repr(word.value.strip())
+
+    def on_object(self, *, obj, loader, **_):
+        if obj.docstring is not None:
+            obj.docstring.value = to_markdown(obj.docstring.value)
+
+
+def to_markdown(text: str) -> str:
+    """Entries and examples of a docstring as lists and code blocks.
+
+    >>> print(to_markdown("Adds.\\n`a`: one,\\nor two.\\n\\n>>> 1 + 1\\n2"))
+    Adds.
+    <BLANKLINE>
+    - `a`: one,
+      or two.
+    <BLANKLINE>
+    ```pycon
+    >>> 1 + 1
+    2
+    ```
+    """
+    lines: list[str] = []
+    listed = shown = False
+    for line in text.splitlines():
+        if shown and not line.strip():
+            lines.append("```")
+            shown = False
+        if line.startswith(">>> ") and not shown:
+            lines += [""] * bool(lines and lines[-1]) + ["```pycon"]
+            shown, listed = True, False
+        if not shown:
+            if ENTRY.match(line):
+                lines += [""] * bool(not listed and lines and lines[-1])
+                listed, line = True, f"- {line}"
+            elif listed and line.strip():
+                line = f"  {line}"
+            else:
+                listed = False
+        lines.append(line)
+    return "\n".join([*lines, "```"] if shown else lines)

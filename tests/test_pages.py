@@ -1,0 +1,231 @@
+"""The documentation: its code is run, its commands are parsed, its pages are built and checked."""
+
+import doctest
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import consilience as cs
+from consilience import metrics, plots
+from consilience.cli import _parser
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def fences(page: str) -> list[tuple[str, str, str]]:
+    """The language, the rest of the first line and the text of every code block of a page."""
+    return FENCE.findall((DOCS / page).read_text())
+
+
+class Raising(doctest.DebugRunner):
+    """Ends at the first example that gives something else than the page says."""
+
+    def report_unexpected_output(self, out, test, example, got):
+        raise AssertionError(
+            f"{test.name}, line {example.lineno + 1}:\n{example.source}"
+            f"the page says\n{example.want}and it is\n{got}"
+        )
+
+
+def run(page: str) -> dict:
+    """All Python of a page, in order and in one namespace; that of other libraries is compiled."""
+    names: dict = {"__name__": "__main__"}
+    for language, rest, block in fences(page):
+        if language == "pycon":
+            test = doctest.DocTestParser().get_doctest(block, names, page, page, 0)
+            assert test.examples
+            Raising(optionflags=FLAGS).run(test, clear_globs=False)
+            names.update(test.globs)
+        elif language == "python" and "title=" in rest:
+            compile(block, page, "exec")
+        elif language == "python" and (named := re.match(r"# (\w+\.py)\n", block)):
+            Path(named[1]).write_text(block)
+        elif language == "python":
+            exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_the_first_page(folder):
+    names = run("index.md")
+    assert (folder / "fit.safetensors").exists()
+    assert names["fit"].history.simulations == 128
+
+
+@pytest.mark.parametrize("page", ["models", "choices", "costly", "migrate", "cite"])
+def test_a_page(folder, page):
+    run(f"{page}.md")
+
+
+def test_the_page_on_small_budgets(folder):
+    rounds = run("small-budgets.md")["rounds"]
+    assert (folder / "rounds" / "round-1.fit").exists()
+    first, second = (each.simulations.theta["mu"] for each in rounds)
+    # The prior is N(0, 3), the posterior about N(2, 0.3).
+    assert first.std() > 2 and abs(second.mean() - 2) < 0.5
+
+
+def test_the_page_on_unlabelled_data(folder):
+    names = run("unlabeled.md")
+    assert names["with_real"] < 0.5
+
+
+def test_the_page_on_evidence(folder):
+    names = run("evidence.md")
+    assert names["table"]["probability"].sel(model="narrow") > 0.8
+
+
+def test_the_page_on_trust(folder):
+    names = run("trust.md")
+    exact = 10 / 11 * float(np.mean(names["x"]))
+    for draws in (names["better"], names["chains"]):
+        assert abs(float(draws["mu"].std()) - 11**-0.5) < 0.05
+        assert abs(float(draws["mu"].mean()) - exact) < 0.1
+
+
+def test_the_choices_that_a_page_names_are_those_of_the_library():
+    from consilience.data import Vector, make_layout
+    from consilience.defaults import default_plan
+    from consilience.tasks import gmm, two_moons
+
+    sets, vectors = gmm.model(), two_moons.model(likelihood=False)
+    vector = make_layout({"data": (2,)}, Vector(), True)
+    exact = default_plan(sets, sets.layout, 2, 128)
+    plain = default_plan(sets, sets.layout, 2, 128, self_consistency=False)
+    tandem = default_plan(vectors, vector, 2, 1000)
+    page = (DOCS / "choices.md").read_text()
+    assert exact.recipe.posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
+    assert "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; in tandem 6 layers" in page
+    assert plain.recipe.posterior == cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
+    assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`" in page
+    assert tandem.recipe.likelihood == cs.Coupling(layers=6, depth=3, l2=1.5 / 1000)
+    assert tandem.recipe.posterior.layers == 6
+    assert exact.recipe.summary == cs.DeepSet(width=128, blocks=3)
+    assert plain.recipe.summary == cs.DeepSet()
+    steps = {plan.epochs * (128 // plan.batch_size) for plan in (exact,)}
+    assert steps == {2000} and exact.validation == 0.0 and plain.validation == 0.1
+    assert tandem.epochs * (1000 // tandem.batch_size) >= 10_000 > 0
+    assert exact.self_consistency.augmentation == cs.Bootstrap()
+    with_likelihood = default_plan(two_moons.model(), vector, 2, 1000)
+    assert with_likelihood.self_consistency.augmentation == cs.Jitter(0.5)
+    assert tandem.self_consistency.augmentation == cs.Bootstrap(0.1)
+
+
+def test_commands_of_the_pages_are_those_of_the_library():
+    lines = [
+        line.split("#")[0].strip()
+        for page in DOCS.glob("*.md")
+        for language, _, block in fences(page.name)
+        if language == "sh"
+        for line in block.splitlines()
+    ]
+    made = [line for line in lines if line.startswith("make ")]
+    called = [line for line in lines if line.startswith("consilience ")]
+    assert len(made) + len(called) == len(lines) and made and called
+    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert all(line.split()[1] in targets for line in made)
+    for line in called:
+        options = _parser().parse_args(shlex.split(line)[1:])
+        assert callable(options.command)
+
+
+def test_figures_of_the_pages_are_made_by_the_script():
+    shown = {
+        name
+        for page in DOCS.glob("*.md")
+        for name in re.findall(r"\]\(figures/(\S+?)\)", page.read_text())
+    }
+    assert shown == {path.name for path in (DOCS / "figures").iterdir()}
+    made = re.findall(r'save\(.*"(\S+)"\)', (DOCS / "figures.py").read_text())
+    assert set(made) == shown
+
+
+def test_the_reference_has_every_public_name():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    named = re.findall(r"^::: consilience\.(\S+)$", text, re.MULTILINE)
+    assert len(named) == len(set(named))
+    # The function shares its name with its module.
+    top = {"external" if name == "external.external" else name for name in named}
+    assert {name for name in top if "." not in name} == set(cs.__all__)
+    for module in (metrics, plots):
+        short = module.__name__.rpartition(".")[2]
+        public = {
+            name
+            for name, part in vars(module).items()
+            if callable(part)
+            and getattr(part, "__module__", "") == module.__name__
+            and name[0] != "_"
+        }
+        assert {name for name in named if name.startswith(f"{short}.")} == {
+            f"{short}.{name}" for name in public
+        }
+
+
+def module_at(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_is_whole_and_needs_no_network(tmp_path):
+    site = tmp_path / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(
+        [*words, "--site-dir", str(site)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check = module_at(DOCS / "check_site.py")
+    assert list(check.problems(site)) == []
+    pages = {page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")}
+    built = {page.relative_to(site) for page in site.rglob("*.html")}
+    assert built == pages | {Path("404.html")}
+    training = (site / "api" / "metrics.html").read_text()
+    plain = re.sub(r"<[^>]+>", "", training)
+    assert "Float[Array, &#39;*batch n d&#39;]" in plain
+    assert not re.search(r"\$[^$<>]+\$|\\(theta|mathcal|sum|frac)", plain)
+
+
+def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
+    check = module_at(DOCS / "check_site.py")
+    (tmp_path / "b.html").write_text('<h1 id="top">b</h1>')
+    (tmp_path / "style.css").write_text("@import url('https://fonts.example/x.css');")
+    (tmp_path / "a.html").write_text(
+        '<link href="style.css"><script src="https://cdn.example/x.js"></script>'
+        '<img src="lost.png"><a href="b.html#top">b</a><a href="b.html#end">b</a>'
+        '<a href="c.html">c</a><a href="https://example.org">out</a>'
+    )
+    found = list(check.problems(tmp_path))
+    assert [line.partition(": ")[2] for line in found[:4]] == [
+        "loads https://cdn.example/x.js from outside",
+        "loads lost.png, which is not there",
+        "links to b.html#end, an anchor that is not there",
+        "links to c.html, which is not there",
+    ]
+    assert len(found) == 5 and found[4].startswith("style.css: ")
+    assert list(check.problems(tmp_path / "none")) != []
+
+
+def test_docstrings_become_lists_and_code_blocks():
+    entries = module_at(DOCS / "entries.py")
+    text = 'Adds.\n\n`a`, `b`: one,\nor two.\n"both" (or `a`): all.\n\n>>> 1 + 1\n2\n\nMore.'
+    assert entries.to_markdown(text) == (
+        'Adds.\n\n- `a`, `b`: one,\n  or two.\n- "both" (or `a`): all.\n\n'
+        "```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    )
