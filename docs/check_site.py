@@ -1,6 +1,6 @@
 """Check a built site: every link and anchor inside it resolves, and nothing is loaded from outside.
 
-    python docs/check_site.py site
+python docs/check_site.py site
 """
 
 import re
@@ -63,9 +63,8 @@ def problems(site: Path) -> Iterator[str]:
             target = _target(path, link)
             if _missing(path, link):
                 yield f"{here}: links to {link}, which is not there"
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    yield f"{here}: links to {link}, an anchor that is not there"
+            elif target in pages and unquote(parts.fragment) not in ("", *pages[target].anchors):
+                yield f"{here}: links to {link}, an anchor that is not there"
     for path in sorted(site.rglob("*.css")):
         for found in OUTSIDE.findall(path.read_text(encoding="utf-8")):
             yield f"{path.relative_to(site)}: {found}"

@@ -69,9 +69,7 @@ def pictures():
     log_joint, log_evidence = exact(problem)
     rows = {"the exact posterior": log_joint - log_evidence}
     for name, choice in {"maximum likelihood": False, "self-consistent": None}.items():
-        fit = cs.fit(
-            problem, sims, key=jax.random.key(1), self_consistency=choice, progress=False
-        )
+        fit = cs.fit(problem, sims, key=jax.random.key(1), self_consistency=choice, progress=False)
         rows[f"{name}, {RUNS} runs"] = fit.log_prob({"theta": GRID}, OBSERVED)
     save(constant(rows, log_joint, log_evidence), "constant.svg")
     for name, log_q in rows.items():

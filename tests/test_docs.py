@@ -142,5 +142,5 @@ def test_pages_link_to_pages_that_are_there():
     links = [
         (page, link) for page in pages for link in re.findall(r"\]\((\S+?)\)", page.read_text())
     ]
-    local = [(page, link) for page, link in links if "://" not in link]
+    local = [(page, link.split("#")[0]) for page, link in links if "://" not in link]
     assert local and all((page.parent / link).exists() for page, link in local)
