@@ -32,16 +32,11 @@ class Entries(griffe.Extension):
 def to_markdown(text: str) -> str:
     """Entries and examples of a docstring as lists and code blocks.
 
-    >>> print(to_markdown("Adds.\\n`a`: one,\\nor two.\\n\\n>>> 1 + 1\\n2"))
+    >>> print(to_markdown("Adds.\\n`a`: one,\\nor two."))
     Adds.
     <BLANKLINE>
     - `a`: one,
       or two.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
     """
     lines: list[str] = []
     listed = shown = False

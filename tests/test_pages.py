@@ -91,7 +91,7 @@ def test_the_page_on_small_budgets(folder):
 
 def test_the_page_on_unlabelled_data(folder):
     names = run("unlabeled.md")
-    assert 2 * names["error"](names["aware"]) < names["error"](names["fit"])
+    assert 4 * names["error"](names["aware"]) < names["error"](names["fit"])
 
 
 def test_the_page_on_evidence(folder):
@@ -256,6 +256,7 @@ def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
 
 def test_docstrings_become_lists_and_code_blocks():
     entries = module_at(DOCS / "entries.py")
+    assert doctest.testmod(entries) == (0, 1)
     text = 'Adds.\n\n`a`, `b`: one,\nor two.\n"both" (or `a`): all.\n\n>>> 1 + 1\n2\n\nMore.'
     assert entries.to_markdown(text) == (
         'Adds.\n\n- `a`, `b`: one,\n  or two.\n- "both" (or `a`): all.\n\n'
