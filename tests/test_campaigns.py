@@ -422,6 +422,21 @@ def test_notebooks_and_standard_input_have_no_script_to_import(monkeypatch):
     assert not importable(simulators.noisy)
 
 
+def test_workers_import_a_script_only_for_its_own_functions(monkeypatch, tmp_path, plain):
+    main = types.ModuleType("__main__")
+    main.__file__ = str(tmp_path / "script.py")
+    (tmp_path / "script.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    np.testing.assert_array_equal(simulate(simulators.noisy, executor=None).x, plain.x)
+    model = cs.Model(PRIOR, cs.command("echo {mu} {sigma}"))
+    assert not len(cs.simulate(model, 4, key=KEY, progress=False).failures)
+    assert sys.modules["__main__"] is main
+    main.noisy = simulators.noisy
+    monkeypatch.setattr(simulators.noisy, "__module__", "__main__")
+    with pytest.raises(StartError, match="since every worker imports the script"):
+        simulate(simulators.noisy, executor=None)
+
+
 def test_workers_that_cannot_start_say_why(monkeypatch):
     monkeypatch.setattr("consilience.workers._serve", simulators.hangs)
     with pytest.raises(StartError, match="if __name__ == '__main__'"):

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
@@ -108,7 +109,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.current, task))
         self._ending = threading.Lock()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _script_hidden(task.function):
             # The process never touches JAX: its warning about forks is for those that do.
             warnings.filterwarnings("ignore", message=r".*fork", category=RuntimeWarning)
             warnings.filterwarnings("ignore", message=r".*fork", category=DeprecationWarning)
@@ -245,6 +246,29 @@ def importable(function: Any) -> bool:
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
+
+
+_hiding = threading.Lock()
+
+
+@contextlib.contextmanager
+def _script_hidden(function: Any) -> Iterator[None]:
+    """Processes that start in here do not import the script, unless the simulator is in it.
+
+    Importing would run all of a script that has no `if __name__ == "__main__":`.
+    """
+    part = function.read if isinstance(function, Command) else function
+    elsewhere = isinstance(part, types.FunctionType) and part.__module__ != "__main__"
+    if part is not None and not elsewhere:
+        yield
+        return
+    with _hiding:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
 
 
 def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
