@@ -1,5 +1,6 @@
 # make setup   an environment in .venv with everything for work on the project
 # make demo    train on the paper's Gaussian mixture and show the result
+# make examples      run every example; figures go to out/ (minutes)
 # make test    all tests but the slowest, docstring and README examples included
 # make test-all      the slowest too
 # make docs    the documentation, in site/: open site/index.html
@@ -15,7 +16,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all docs figures lint bench consistency diagnostics campaigns \
+.PHONY: setup demo examples test test-all docs figures lint bench consistency diagnostics campaigns \
   wheels browser clean
 
 setup: .venv/ready
@@ -27,6 +28,12 @@ setup: .venv/ready
 
 demo: setup
 	$(BIN)/python examples/demo.py
+
+EXAMPLES := examples/mixture.py examples/numpyro_model.py examples/hes1.py \
+	examples/epidemics.py examples/blackbox.py
+
+examples: setup
+	for example in $(EXAMPLES); do $(BIN)/python $$example || exit 1; done
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

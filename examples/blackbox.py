@@ -8,7 +8,7 @@
 # %% [markdown]
 # # A program that is a black box
 #
-# A clinic with one doctor, as a program that somebody else has written: it takes options, prints
+# A clinic with one doctor, as a program that somebody else has written: it takes parameters, prints
 # numbers, and gives up when the waiting room is full. There is no likelihood, and there are no
 # gradients. Runs go into a store, failed ones too; posterior and likelihood are learned from them.
 # As a script, `--quick` makes a rough run.
@@ -38,27 +38,25 @@ OUT.mkdir(exist_ok=True)
 
 # %%
 PROGRAM = """
-import argparse, random, sys
+import random, sys
 
-options = argparse.ArgumentParser()
-for name in ("arrivals", "service", "variation", "seed"):
-    options.add_argument("--" + name, type=float)
-given = options.parse_args()
-draw = random.Random(int(given.seed))
+arrivals, service, variation, seed = map(float, sys.argv[1:])
+draw = random.Random(int(seed))
+shape = variation**-2
 
 now, waits, departures = 0.0, [], []
 for patient in range(50):
-    now += draw.expovariate(given.arrivals / 60)
+    now += draw.expovariate(arrivals / 60)
     if sum(time > now for time in departures) > 12:
         sys.exit("the waiting room is full")
     begin = max([now, *departures[-1:]])
-    shape = given.variation**-2
-    departures.append(begin + draw.gammavariate(shape, given.service / shape))
+    departures.append(begin + draw.gammavariate(shape, service / shape))
     waits.append(begin - now)
 gaps = sorted(b - a for a, b in zip(departures, departures[1:]))
 print(sum(waits) / 50, max(waits), gaps[5], gaps[24], gaps[44])
 """
-folder = Path(tempfile.mkdtemp())
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
 program = folder / "clinic.py"
 program.write_text(PROGRAM)
 
@@ -73,8 +71,8 @@ prior = {
     "service": dist.Uniform(2.0, 12.0),  # minutes
     "variation": dist.Uniform(0.2, 1.0),  # standard deviation over mean
 }
-line = f"{shlex.quote(sys.executable)} -I {shlex.quote(str(program))} --arrivals {{arrivals}} "
-line += "--service {service} --variation {variation} --seed {seed}"
+python, script = shlex.quote(sys.executable), shlex.quote(str(program))
+line = f"{python} -I -S {script} {{arrivals}} {{service}} {{variation}} {{seed}}"
 model = cs.Model(prior, cs.command(line), data=cs.Vector())
 
 # %% [markdown]
@@ -84,7 +82,7 @@ model = cs.Model(prior, cs.command(line), data=cs.Vector())
 # number that is wanted: it finds what is in the store, and makes the rest.
 
 # %%
-train, held_out = (60, 300) if QUICK else (700, 300)
+train, held_out = (100, 280) if QUICK else (700, 300)
 settings = {"key": jax.random.key(0), "store": folder / "clinic.zarr", "timeout": 10.0}
 before = cs.simulate(model, 50, **settings)
 sims = cs.simulate(model, train + held_out, **settings)

@@ -30,6 +30,7 @@ from consilience import plots
 from consilience.metrics import c2st
 
 QUICK = "--quick" in sys.argv
+DRAWS = 400 if QUICK else 2000
 OUT = Path("out")
 OUT.mkdir(exist_ok=True)
 
@@ -59,7 +60,7 @@ def eight_schools(y=None):
 model = cs.Model.from_numpyro(eight_schools, observed="y")
 sims = cs.simulate(model, 128 if QUICK else 512, key=jax.random.key(0))
 fit = cs.fit(model, sims, key=jax.random.key(1), epochs=60 if QUICK else None)
-draws = fit.sample(effects, 2000, key=jax.random.key(2))
+draws = fit.sample(effects, DRAWS, key=jax.random.key(2))
 print(fit.check(effects, key=jax.random.key(3)))
 
 # %% [markdown]
@@ -68,8 +69,8 @@ print(fit.check(effects, key=jax.random.key(3)))
 # Corrected draws are chosen from it by importance weights.
 
 # %%
-corrected = fit.sample(effects, 2000, key=jax.random.key(4), corrected=True)
-print(f"Corrected: {float(corrected['ess']):.0f} effective draws of 8,000\n")
+corrected = fit.sample(effects, DRAWS, key=jax.random.key(4), corrected=True)
+print(f"Corrected: {float(corrected['ess']):.0f} effective draws of {4 * DRAWS}\n")
 
 # %% [markdown]
 # ## Against NUTS
@@ -78,8 +79,15 @@ print(f"Corrected: {float(corrected['ess']):.0f} effective draws of 8,000\n")
 # classifier tells the draws from those of NUTS: one half where it can but guess.
 
 # %%
-kernel = NUTS(eight_schools, target_accept_prob=0.95)
-mcmc = MCMC(kernel, num_warmup=500, num_samples=3000, thinning=3, num_chains=2, progress_bar=False)
+mcmc = MCMC(
+    NUTS(eight_schools, target_accept_prob=0.95),
+    num_warmup=500,
+    num_samples=DRAWS,
+    thinning=4,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
 mcmc.run(jax.random.key(5), y=jnp.asarray(effects))
 
 
@@ -106,7 +114,9 @@ told_apart = {
 print(f"{'C2ST':<28}" + "".join(f"{value:>16.3f}" for value in told_apart.values()))
 
 # %% [markdown]
-# Amortized draws as points and bars, NUTS as outlines that hold 50 % and 95 % of its draws.
+# Means and standard deviations agree, and the classifier does little better than guess, with
+# the amortized draws as they are; with the corrected ones it guesses. Amortized draws as points
+# and bars, NUTS as outlines that hold 50 % and 95 % of its draws.
 
 # %%
 amortized, nuts = (

@@ -1,13 +1,18 @@
 """The examples: each opens as a notebook, and its quick form is run and held against the truth."""
 
+import functools
 import runpy
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+
+from consilience.metrics import moment_errors
+from consilience.tasks import hes1
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("mixture", "numpyro_model", "hes1", "epidemics", "blackbox")
@@ -47,25 +52,61 @@ def test_examples_open_as_notebooks_and_are_listed(name):
 def test_mixture(run):
     names, out = run("mixture")
     scores = {name: float(values.mean()) for name, values in names["scores"].items()}
-    print(scores, out)
+    assert scores["self-consistent, corrected"] < 0.1 < scores["NPE"], scores
     assert scores["a second exact sample"] < 0.03
+    assert "4 new datasets" in out and "Standard deviation of the identity, NPE" in out
+    # A theta and its mirror image explain the data equally well.
+    theta = names["points"]["NPE"][:2, :5]
+    either = [names["log_joint"](sign * theta, names["tests"].x[:2]) for sign in (1, -1)]
+    np.testing.assert_allclose(*either, rtol=1e-4)
 
 
 def test_numpyro_model(run):
     names, out = run("numpyro_model")
-    print(names["told_apart"], out)
+    error = moment_errors(*(jnp.asarray(names["tables"][n]) for n in ("corrected", "NUTS")))
+    assert np.abs(error.mean).max() < 0.35 and np.abs(error.sd).max() < 0.35, error
+    assert 0.4 < names["told_apart"]["corrected"] < 0.65, names["told_apart"]
+    assert "school H" in out and "Check: " in out
 
 
 def test_hes1(run):
     names, out = run("hes1")
-    print(out)
+    assert list(names["calibration"].table["quantity"]) == [*hes1.NAMES, "joint density"]
+    draws, report = names["draws"], names["report"]
+    # The prior of k1 and nu has its mean at 0.04, that of h at 10.
+    assert all(float(draws[name].min()) > 0 for name in hes1.NAMES)
+    assert report.predictions.shape == (200, 8) and np.isfinite(report.predictions).all()
+    np.testing.assert_array_equal(report.x, hes1.OBSERVED)
+    assert f"Check: {report.verdict}" in out
 
 
 def test_epidemics(run):
     names, out = run("epidemics")
-    print(out)
+    assert names["won"].mean() > 0.6 and "10 outbreaks of SEIR" in out
+    x = np.log1p(names["in_bed"])
+    for name, prior in names["priors"].items():
+        keys = jax.random.split(jax.random.key(0), len(prior))
+        theta = {n: d.sample(k, (10_000,)) for (n, d), k in zip(prior.items(), keys, strict=True)}
+        values = jax.jit(jax.vmap(functools.partial(names["log_likelihood"], x=x)))(theta)
+        expected = jax.nn.logsumexp(values) - np.log(10_000)
+        found = names["school"]["log_evidence"].sel(model=name)
+        assert abs(float(found - expected)) < 0.6, (name, float(found), expected)
 
 
 def test_blackbox(run):
     names, out = run("blackbox")
-    print(out)
+    sims, before = names["sims"], names["before"]
+    assert len(before) == 50 and len(sims) == names["train"] + names["held_out"]
+    np.testing.assert_array_equal(sims.x[:50], before.x)
+    assert 0.1 < len(sims.failures) / len(sims) < 0.4
+    assert "the waiting room is full" in out and "50 runs were there" in out
+    failed, load = sims.failures.mask, sims.theta["arrivals"] * sims.theta["service"]
+    assert load[failed].mean() > load[~failed].mean() + load.std()
+    assert names["fit"].likelihood.validity is not None
+    for name, (low, high) in {
+        "arrivals": (2, 12),
+        "service": (2, 12),
+        "variation": (0.2, 1),
+    }.items():
+        assert low < float(names["draws"][name].min()) < float(names["draws"][name].max()) < high
+    assert f"Check: {names['report'].verdict}" in out
