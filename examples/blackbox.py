@@ -99,7 +99,7 @@ fit = cs.fit(
     model,
     sims[:train].drop_invalid(),
     key=jax.random.key(1),
-    epochs=4 if QUICK else 100,
+    epochs=4 if QUICK else 80,
 )
 unseen = sims[train:].drop_invalid()
 calibration = cs.calibrate(fit, simulations=unseen, key=jax.random.key(2))
