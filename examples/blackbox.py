@@ -83,9 +83,9 @@ model = cs.Model(prior, cs.command(line), data=cs.Vector())
 
 # %%
 train, held_out = (100, 280) if QUICK else (700, 300)
-settings = {"key": jax.random.key(0), "store": folder / "clinic.zarr", "timeout": 10.0}
-before = cs.simulate(model, 50, **settings)
-sims = cs.simulate(model, train + held_out, **settings)
+settings = {"store": folder / "clinic.zarr", "timeout": 10.0, "progress": False}
+before = cs.simulate(model, 50, key=jax.random.key(0), **settings)
+sims = cs.simulate(model, train + held_out, key=jax.random.key(0), **settings)
 print(f"{len(before)} runs were there, {len(sims)} are there now")
 print(sims.failures)
 

@@ -77,9 +77,9 @@ axes[0].figure
 # %% [markdown]
 # ## The posterior
 #
-# The verdict is to correct the draws by importance weights, so we do. Prior and learned likelihood
-# are all it takes. All parameters are positive, and are shown as logarithms: what is known best is
-# how fast protein is made for how fast it is moved, `nu` against `k1`.
+# The verdict is to correct the draws by importance weights, so we do; prior and learned likelihood
+# are all it takes. All parameters are positive, and are shown as logarithms: `nu` and `k1` are
+# known better together than alone.
 
 # %%
 draws = fit.sample(hes1.OBSERVED, 2000, key=jax.random.key(4), corrected=True)

@@ -11,11 +11,26 @@ import numpy as np
 import pytest
 import yaml
 
+from consilience.defaults import default_plan
 from consilience.metrics import moment_errors
 from consilience.tasks import hes1
+from tests.conftest import SMALL
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("mixture", "numpyro_model", "hes1", "epidemics", "blackbox")
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch):
+    """Networks that compile quickly, in place of the default ones."""
+
+    def plan(model, *shapes, **said):
+        said["posterior"] = said["posterior"] or SMALL
+        if model.likelihood is None:
+            said["likelihood"] = said["likelihood"] or SMALL
+        return default_plan(model, *shapes, **said)
+
+    monkeypatch.setattr("consilience.training.default_plan", plan)
 
 
 @pytest.fixture
