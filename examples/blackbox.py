@@ -99,31 +99,33 @@ fit = cs.fit(
     model,
     sims[:train].drop_invalid(),
     key=jax.random.key(1),
-    epochs=4 if QUICK else 80,
+    epochs=4 if QUICK else 75,
 )
 unseen = sims[train:].drop_invalid()
 calibration = cs.calibrate(fit, simulations=unseen, key=jax.random.key(2))
 print(calibration)
 
 # %% [markdown]
+# The held-out runs judge the fit at no further cost. Coverage is off by a few percent: training
+# takes an eighth of the default steps, to be quick. The joint density shows what that leaves.
+#
 # ## A day at the clinic
 #
-# Made by the program itself at parameters that we know.
+# Made by the program itself at parameters that we know. `check` says what to do with its posterior,
+# and the advice is to correct the draws by importance weights, here with the learned likelihood.
 
 # %%
 truth = {"arrivals": 6.0, "service": 7.0, "variation": 0.5}
-day = cs.simulate_at(
-    model, {name: np.array([v]) for name, v in truth.items()}, key=jax.random.key(3)
-).x[0]
-draws = fit.sample(day, 2000, key=jax.random.key(4))
+settings = {"key": jax.random.key(13), "progress": False}
+day = cs.simulate_at(model, {name: [value] for name, value in truth.items()}, **settings).x[0]
+report = fit.check(day, simulations=unseen, key=jax.random.key(4))
+print(report)
+draws = fit.sample(day, 2000, key=jax.random.key(5), corrected=True)
 for name, value in truth.items():
     low, middle, high = np.quantile(draws[name], (0.025, 0.5, 0.975))
     print(f"{name:<10}{middle:6.2f}, 95 % from {low:.2f} to {high:.2f}; the truth is {value}")
-report = fit.check(day, simulations=unseen, key=jax.random.key(5))
-print(report)
 
 # %%
-corrected = fit.sample(day, 2000, key=jax.random.key(6), corrected=True)
-axes = plots.pairs(draws, truth=truth, reference=corrected)
+axes = plots.pairs(draws, truth=truth)
 axes[0, 0].figure.savefig(OUT / "blackbox.png", dpi=160)
 axes[0, 0].figure

@@ -74,13 +74,13 @@ fits = {
 
 # %%
 tests = cs.simulate(model, 4 if QUICK else 50, key=jax.random.key(2))
-exact, again = (gmm.exact_sample(tests.x, jax.random.key(seed)) for seed in (3, 4))
-draws = {name: fit.sample(tests.x, 1000, key=jax.random.key(5)) for name, fit in fits.items()}
+exact, again = jnp.split(gmm.exact_sample(tests.x, jax.random.key(3), n=2000), 2, axis=1)
+draws = {name: fit.sample(tests.x, 1000, key=jax.random.key(4)) for name, fit in fits.items()}
 draws["self-consistent, corrected"] = fits["self-consistent"].sample(
-    tests.x, 1000, key=jax.random.key(5), corrected=True
+    tests.x, 1000, key=jax.random.key(4), corrected=True
 )
 points = {name: part["theta"].values[:, 0] for name, part in draws.items()}
-scores = {name: mmd(jnp.asarray(part), exact) for name, part in points.items()}
+scores = {name: mmd(part, exact) for name, part in points.items()}
 scores["a second exact sample"] = mmd(again, exact)
 
 print(f"MMD to the exact posterior, {len(tests)} new datasets {'mean':>8}{'worst':>8}")

@@ -13,7 +13,7 @@ import yaml
 
 from consilience.defaults import default_plan
 from consilience.metrics import moment_errors
-from consilience.tasks import hes1
+from consilience.tasks import gmm, hes1
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parent.parent
@@ -67,23 +67,24 @@ def test_examples_open_as_notebooks_and_are_listed(name):
 def test_mixture(run):
     names, out = run("mixture")
     scores = {name: float(values.mean()) for name, values in names["scores"].items()}
-    assert scores["self-consistent, corrected"] < 0.1 < scores["NPE"], scores
-    assert scores["a second exact sample"] < 0.03
+    assert scores["self-consistent, corrected"] < 0.7 * scores["self-consistent"], scores
+    assert scores["a second exact sample"] < 0.03 < scores["NPE"], scores
     assert "4 new datasets" in out and "Standard deviation of the identity, NPE" in out
-    # A theta and its mirror image explain the data equally well.
-    theta = names["points"]["NPE"][:2, :5]
-    either = [names["log_joint"](sign * theta, names["tests"].x[:2]) for sign in (1, -1)]
-    np.testing.assert_allclose(*either, rtol=1e-4)
+    # The model that is written out there is that of the exact posterior.
+    x, theta = jnp.asarray(names["tests"].x[0]), jnp.array([0.3, -1.2])
+    rows = [gmm.row_log_likelihood(theta, row) for row in x]
+    np.testing.assert_allclose(names["model"].log_likelihood({"theta": theta}, x), sum(rows), 1e-5)
 
 
 def test_numpyro_model(run):
     names, out = run("numpyro_model")
-    error = moment_errors(*(jnp.asarray(names["tables"][n]) for n in ("corrected", "NUTS")))
+    error = moment_errors(names["tables"]["corrected"], names["tables"]["NUTS"])
     assert np.abs(error.mean).max() < 0.35 and np.abs(error.sd).max() < 0.35, error
     assert 0.4 < names["told_apart"]["corrected"] < 0.65, names["told_apart"]
     assert "school H" in out and "Check: " in out
 
 
+@pytest.mark.slow
 def test_hes1(run):
     names, out = run("hes1")
     assert set(names["calibration"].table["quantity"].values) == {*hes1.NAMES, "joint density"}
@@ -95,6 +96,7 @@ def test_hes1(run):
     assert f"Check: {report.verdict}" in out
 
 
+@pytest.mark.slow
 def test_epidemics(run):
     names, out = run("epidemics")
     assert names["won"].mean() > 0.6 and "10 outbreaks of SEIR" in out
@@ -108,6 +110,7 @@ def test_epidemics(run):
         assert abs(float(found - expected)) < 0.6, (name, float(found), expected)
 
 
+@pytest.mark.slow
 def test_blackbox(run):
     names, out = run("blackbox")
     sims, before = names["sims"], names["before"]

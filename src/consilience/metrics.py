@@ -27,8 +27,8 @@ BANDWIDTHS = (
 
 
 def mmd(
-    a: Float[Array, "*batch n d"],
-    b: Float[Array, "*batch m d"],
+    a: Float[Array | np.ndarray, "*batch n d"],
+    b: Float[Array | np.ndarray, "*batch m d"],
     *,
     bandwidths: tuple[float, ...] = BANDWIDTHS,
 ) -> Float[Array, "*batch"]:
@@ -52,7 +52,8 @@ class Discrepancy(NamedTuple):
 
 
 def mmd_with_floor(
-    draws: Float[Array, "*batch n d"], reference: Float[Array, "*batch m d"]
+    draws: Float[Array | np.ndarray, "*batch n d"],
+    reference: Float[Array | np.ndarray, "*batch m d"],
 ) -> Discrepancy:
     """The MMD to a reference of twice as many draws, or more, and its floor.
 
@@ -135,7 +136,7 @@ def _mmd(a, b, bandwidths: tuple[float, ...]):
 
 
 def mmd_unbiased(
-    a: Float[Array, "*batch n d"], b: Float[Array, "*batch m d"]
+    a: Float[Array | np.ndarray, "*batch n d"], b: Float[Array | np.ndarray, "*batch m d"]
 ) -> Float[Array, "*batch"]:
     """The unbiased squared MMD under one Gaussian kernel, as wide as the samples are.
 
@@ -169,8 +170,8 @@ def _mmd_unbiased(a, b):
 
 
 def sliced_wasserstein(
-    a: Float[Array, "*batch n d"],
-    b: Float[Array, "*batch m d"],
+    a: Float[Array | np.ndarray, "*batch n d"],
+    b: Float[Array | np.ndarray, "*batch m d"],
     *,
     key: PRNGKey,
     directions: int = 200,
@@ -212,7 +213,8 @@ class MomentErrors(NamedTuple):
 
 
 def moment_errors(
-    draws: Float[Array, "*batch n d"], reference: Float[Array, "*batch m d"]
+    draws: Float[Array | np.ndarray, "*batch n d"],
+    reference: Float[Array | np.ndarray, "*batch m d"],
 ) -> MomentErrors:
     """How far the means are off in reference standard deviations, and the ratio of those less 1.
 
@@ -238,8 +240,8 @@ def _pairs(a, b):
 
 
 def c2st(
-    a: Float[Array, "*batch n d"],
-    b: Float[Array, "*batch m d"],
+    a: Float[Array | np.ndarray, "*batch n d"],
+    b: Float[Array | np.ndarray, "*batch m d"],
     *,
     key: PRNGKey,
     folds: int = 5,
