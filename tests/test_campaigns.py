@@ -377,7 +377,15 @@ def test_a_broken_executor_says_how_to_go_on(plain, tmp_path):
     np.testing.assert_array_equal(sims.x, plain.x)
 
 
-def test_ctrl_c_keeps_what_has_arrived_and_says_how_to_go_on(plain, tmp_path):
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is heard, also where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_keeps_what_has_arrived_and_says_how_to_go_on(plain, tmp_path, interruptible):
     calls = []
 
     def interrupted(rng, mu, sigma):

@@ -227,7 +227,7 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path):
     assert built == pages | {Path("404.html")}
     reference = "".join(path.read_text() for path in (site / "api").glob("*.html"))
     plain = html.unescape(re.sub(r"<[^>]+>", "", reference))
-    assert 'a: Float[Array, "*batch n d"]' in plain
+    assert 'a: Float[Array | ndarray, "*batch n d"]' in plain
     # Formulas that a script would have to set.
     plain = re.sub(r"<[^>]+>", "", re.sub(r"<pre>.*?</pre>", "", reference, flags=re.DOTALL))
     assert not re.search(r"\$\S[^$]*\$|\\(theta|mathcal|sum|frac)", plain)
