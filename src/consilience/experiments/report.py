@@ -196,11 +196,11 @@ def _spread(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
 
 def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
-    spent = sum(row["seconds"] for row in rows) / 60
+    spent = sum(row.get("cpu_seconds", row["seconds"]) for row in rows) / 60
     text = (
         f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
-        f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent:.0f} minutes in all. Means over seeds "
-        "with their standard errors; bold is the best in a column. *paper* is the paper's "
+        f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent:.0f} CPU minutes in all. Means over "
+        "seeds with their standard errors; bold is the best in a column. *paper* is the paper's "
         "protocol, *default* is `cs.fit` with nothing said."
     )
     return f"{text}\n\n{experiment.notes}".strip()
