@@ -21,12 +21,18 @@ BIN := .venv/bin
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	$(INSTALL) --no-compile -e .
 	touch $@
 
-demo: setup
+.venv/ready: .venv/installed
+	$(INSTALL) -e ".[dev,docs]"
+	touch $@
+
+demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
 EXAMPLES := examples/mixture.py examples/numpyro_model.py examples/hes1.py \
