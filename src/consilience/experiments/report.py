@@ -196,7 +196,8 @@ def _spread(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
 
 def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
-    spent = sum(row.get("cpu_seconds", row["seconds"]) for row in rows) / 60
+    # Cells of older versions have no time of their CPU.
+    spent = sum(row["cpu_seconds" if "cpu_seconds" in row else "seconds"] for row in rows) / 60
     text = (
         f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
         f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent:.0f} CPU minutes in all. Means over "
