@@ -71,14 +71,14 @@ class Bootstrap:
         """With a jitter, if it has none, for this kind of data and likelihood."""
         if self.jitter is not None:
             return self
-        return Bootstrap(0.5 if exact and not isinstance(kind, Set) else 0.1)
+        return Bootstrap(0.5 if exact and not isinstance(kind, Set) else Jitter.size)
 
     def __call__(self, x: Named, key: PRNGKey, layout: Layout, spread: Spread) -> Named:
         k_rows, k_jitter = jax.random.split(key)
         if isinstance(layout.kind, Set):
             rows = jax.random.randint(k_rows, (layout.rows,), 0, layout.rows)
             x = {name: part[rows] if layout.by_row(name) else part for name, part in x.items()}
-        size = 0.1 if self.jitter is None else self.jitter
+        size = Jitter.size if self.jitter is None else self.jitter
         return Jitter(size)(x, k_jitter, layout, spread)
 
 

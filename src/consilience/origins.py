@@ -1,6 +1,7 @@
 """Where a fit comes from: the random keys, settings and versions that made it."""
 
 import dataclasses
+import functools
 import platform
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -53,9 +54,15 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the packages that numbers depend on, and the machine."""
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
+        **_packages(),
         "system": f"{platform.system()} {platform.machine()}, JAX on {jax.default_backend()}",
     }
+
+
+@functools.cache
+def _packages() -> dict[str, str]:
+    # Files are searched for them: once, not at every fit.
+    return {name: version(name) for name in PACKAGES}
 
 
 def in_words(settings: Any) -> dict[str, Any] | None:
