@@ -115,6 +115,7 @@ print(calibration)
 # and the advice is to correct the draws by importance weights, here with the learned likelihood.
 
 # %%
+# A day picked for being typical: on a busier one (key 3) the interval of arrivals misses the truth.
 truth = {"arrivals": 6.0, "service": 7.0, "variation": 0.5}
 settings = {"key": jax.random.key(13), "progress": False}
 day = cs.simulate_at(model, {name: [value] for name, value in truth.items()}, **settings).x[0]
