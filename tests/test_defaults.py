@@ -10,9 +10,9 @@ from consilience.defaults import default_plan
 ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
 
 
-def plan(n=1024, *, numbers=10, rows=False, likelihood=True, **said):
-    """The plan for a model of so many numbers, or of so many rows of one."""
-    shape = (numbers, 1) if rows else (numbers,)
+def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, **said):
+    """The plan for data of so many numbers, or of rows of so many, and `dim` parameters."""
+    shape = (rows, numbers) if rows else (numbers,)
     whole = lambda theta, x: dist.Normal(theta, 1.0).log_prob(x).sum()  # noqa: E731
     model = cs.Model(
         dist.Normal(0.0, 1.0),
@@ -20,7 +20,7 @@ def plan(n=1024, *, numbers=10, rows=False, likelihood=True, **said):
         (ROWS if rows else whole) if likelihood else None,
         data=cs.Set() if rows else cs.Vector(),
     )
-    return default_plan(model, model.layout, 1, n, **said)
+    return default_plan(model, model.layout, dim, n, **said)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_number_of_steps(n, said, steps):
     [
         ({}, 0.5),
         ({"likelihood": False}, 0.1),
-        ({"rows": True}, 0.1),
+        ({"rows": 5}, 0.1),
         ({"self_consistency": cs.SelfConsistency(exact=False)}, 0.1),
         ({"self_consistency": cs.SelfConsistency(augmentation=cs.Bootstrap(0.3))}, 0.3),
     ],
@@ -70,10 +70,21 @@ def test_what_is_said_stays(augmentation):
     assert chosen.self_consistency.augmentation == augmentation
 
 
-def test_the_likelihood_of_wide_data_is_a_curve_plus_noise():
-    wide = plan(numbers=21, likelihood=False).recipe.likelihood
-    assert (wide.transform, wide.layers, wide.frame) == (cs.Affine(), 2, 3)
-    for narrow in ({"numbers": 20}, {"numbers": 21, "rows": True}):
-        chosen = plan(likelihood=False, **narrow).recipe.likelihood
-        assert (chosen.transform, chosen.layers, chosen.frame) == (cs.Spline(), 6, 0)
-    assert wide.l2 == pytest.approx(1.5 / 1024)
+@pytest.mark.parametrize(
+    ("data", "curve"),
+    [
+        # Twice as many numbers as parameters, or more than 20.
+        ({"numbers": 8, "dim": 4}, True),
+        ({"numbers": 7, "dim": 4}, False),
+        ({"numbers": 21, "dim": 20}, True),
+        ({"numbers": 20, "dim": 20}, False),
+        # Rows of a set: more than 20.
+        ({"numbers": 8, "dim": 4, "rows": 5}, False),
+        ({"numbers": 21, "dim": 4, "rows": 5}, True),
+    ],
+)
+def test_the_likelihood_of_many_numbers_is_a_curve_plus_noise(data, curve):
+    chosen = plan(likelihood=False, **data).recipe.likelihood
+    kind = (cs.Affine(), 1, 3, 5.0) if curve else (cs.Spline(), 6, 0, float("inf"))
+    assert (chosen.transform, chosen.layers, chosen.frame, chosen.df) == kind
+    assert chosen.l2 == pytest.approx((5 if curve else 1.5) / 1024)

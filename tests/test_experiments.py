@@ -91,9 +91,21 @@ def test_a_report_has_means_and_standard_errors(tmp_path):
     assert "| NPE (paper) | **64.10 ± 0.06** | **128.10 ± 0.06** |" in text
     assert "| SC-NPE, K = 20 (paper) | 64.30 ± 0.06 |" in text
     assert "Best possible: 0. Lower is better." in to_markdown(TABLE, collect(TABLE, rows))
+    assert "| SC-NPE, K = 20 (paper) | **0 ± 0** |" in text
+    assert "- NPE (default): 6 of 6 cells" in text and "(paper):" not in text
+    assert "18 cells, seeds 0 to 2, 0 CPU minutes. Means" in text
     assert (tmp_path / "report" / "some-1-mmd.png").stat().st_size > 10_000
     with (tmp_path / "report" / "some.csv").open() as file:
         assert {row["seeds"] for row in csv.DictReader(file)} == {"3"}
+
+
+def test_a_report_on_all_cells_misses_none_and_says_which_kept_their_time(tmp_path):
+    rows = SOME.reproduce(tmp_path, progress=False)
+    path = next((tmp_path / "cells").glob("*.json"))
+    path.write_text(path.read_text().replace("cpu_seconds", "other_seconds"))
+    text = report(SOME, tmp_path).read_text()
+    assert "Not run" not in text
+    assert f"0 CPU minutes for the {len(rows) - 1} of them that kept their time" in text
 
 
 def test_a_folder_holds_one_experiment(tmp_path):

@@ -6,7 +6,7 @@ import equinox as eqx
 
 from consilience.augmentation import Bootstrap
 from consilience.consistency import SelfConsistency
-from consilience.data import Layout
+from consilience.data import Layout, Set
 from consilience.fitted import Recipe
 from consilience.flows import Affine, Coupling
 from consilience.model import Model
@@ -57,8 +57,10 @@ def default_plan(
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
-      proportion to their number. Of more than 20 numbers it is taken for a curve plus noise:
-      a network for mean and spread, and two affine layers.
+      proportion to their number. Data of twice as many numbers as parameters, or of more than
+      20, are taken for a curve plus noise: a network for mean and spread, one affine layer,
+      and a Student-t base, since what it has not seen is less certain than it seems. Rows of a
+      set are so only by the latter.
     - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
       fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
       take 12,000 steps, and at least 150 epochs. In batches of 32 (64 from 4,096 runs on);
@@ -78,7 +80,7 @@ def default_plan(
         settings = dataclasses.replace(settings, augmentation=suited)
     tandem = consistent and not exact
     if tandem and likelihood is None:
-        likelihood = _likelihood(n, layout.unit_sizes[0])
+        likelihood = _likelihood(n, layout, dim)
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
     validation = (0.0 if consistent else 0.1) if validation is None else validation
@@ -142,8 +144,9 @@ def _posterior(consistent: bool, tandem: bool) -> Coupling:
     return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5) if consistent else Coupling()
 
 
-def _likelihood(n: int, numbers: int) -> Coupling:
-    l2 = min(1e-2, 1.5 / n)
-    if numbers > WIDE:
-        return Coupling(Affine(), layers=2, frame=3, l2=l2)
-    return Coupling(layers=6, depth=3, l2=l2)
+def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:
+    numbers = layout.unit_sizes[0]
+    many = numbers >= 2 * dim and not isinstance(layout.kind, Set)
+    if many or numbers > WIDE:
+        return Coupling(Affine(), layers=1, frame=3, df=5.0, l2=min(1e-2, 5 / n))
+    return Coupling(layers=6, depth=3, l2=min(1e-2, 1.5 / n))

@@ -281,7 +281,7 @@ def _report_experiment(options: argparse.Namespace) -> int:
         raise InputError(
             f"{' and '.join(named)}: for the file of a fit alone, but {options.source} is a folder."
         )
-    experiment = experiments.EXPERIMENTS[read_name(options.source)]
+    experiment = experiments.EXPERIMENTS[read_name(options.source)[0]]
     page = tables.report(experiment, options.source, options.out)
     print(page.read_text())
     print(f"Written to {page.parent}: {page.name}, a CSV and figures.")

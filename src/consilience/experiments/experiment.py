@@ -45,6 +45,7 @@ class Table:
     """A table of the report: one measure, methods down and budgets (or K) across.
 
     `limit`: the best there can be, in words. `variants`: those of the cells to show.
+    `digits`: behind the point; by default as many as the size of a number asks for.
     """
 
     measure: str
@@ -54,6 +55,7 @@ class Table:
     limit: str = ""
     variants: Sequence[str] = ("",)
     published: Sequence[Published] = ()
+    digits: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,12 @@ class Experiment:
     draw: Callable[[Sequence[Row], Path], dict[str, Any]] = lambda rows, folder: {}
     notes: str = ""
 
+    def cells(self, choice: Choice | None = None, *, quick: bool = False) -> list[Cell]:
+        """The chosen cells, or all."""
+        choice = choice or Choice()
+        seeds = (1 if quick else self.seeds) if choice.seeds is None else choice.seeds
+        return plan(self.quick if quick else self.blocks, choice, seeds)
+
     def reproduce(
         self,
         folder: str | Path,
@@ -83,22 +91,21 @@ class Experiment:
         progress: bool = True,
     ) -> list[Row]:
         """Run the chosen cells that are not in the folder yet; the rows of all come back."""
-        folder, choice = Path(folder), choice or Choice()
-        seeds = (1 if quick else self.seeds) if choice.seeds is None else choice.seeds
-        cells = plan(self.quick if quick else self.blocks, choice, seeds)
+        folder, cells = Path(folder), self.cells(choice, quick=quick)
         _claim(folder, f"{self.name}{' quick' * quick}")
         run = lambda cell: self.run(cell, folder, quick)  # noqa: E731
         return run_cells(cells, run, folder, progress=progress)
 
 
-def read_name(folder: Path) -> str:
-    """Which experiment a folder holds."""
+def read_name(folder: Path) -> tuple[str, bool]:
+    """Which experiment a folder holds, and whether it is the quick one."""
     if not (folder / NAME_FILE).exists():
         raise ValueError(
             f"{folder} holds no results of an experiment ({NAME_FILE} is missing): run "
             "`consilience reproduce` first."
         )
-    return (folder / NAME_FILE).read_text().split()[0]
+    name, *quick = (folder / NAME_FILE).read_text().split()
+    return name, bool(quick)
 
 
 def _claim(folder: Path, name: str):
@@ -140,9 +147,12 @@ def against_exact(fit: Fit, x: Data, exact: np.ndarray, seed: int) -> Found:
     return Found({"mmd": float(each.mean())}, {"mmd": each, "draws": draws[:4], "exact": exact[:4]})
 
 
-def ranked(fit: Fit, n: int) -> Found:
-    """Simulation-based calibration: the error and the verdict for every parameter, and ranks."""
-    table = calibrate(fit, n=n, key=jax.random.key(TEST_KEY + 1), draws=RANK_DRAWS).table
+def ranked(fit: Fit, n: int, seed: int = 0) -> Found:
+    """Simulation-based calibration: the error and the verdict for every parameter, and ranks.
+
+    `seed`: of the test sets; those of another are independent.
+    """
+    table = calibrate(fit, n=n, key=jax.random.key(TEST_KEY + 1 + seed), draws=RANK_DRAWS).table
     each = table.isel(quantity=slice(0, -1))
     numbers = {"calibration_error": float(each["error"].mean())}
     for name in each["quantity"].values:

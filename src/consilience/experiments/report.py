@@ -1,6 +1,7 @@
 """Results to the paper's tables and figures: Markdown, CSV and PNG."""
 
 import csv
+import dataclasses
 import io
 import math
 from collections import Counter, defaultdict
@@ -12,8 +13,8 @@ import numpy as np
 
 from consilience import plots
 from consilience.calibration import rank_table
-from consilience.experiments.cells import Row, read_arrays, read_rows, write_table
-from consilience.experiments.experiment import RANK_DRAWS, Experiment, Table
+from consilience.experiments.cells import FIELDS, Row, read_arrays, read_rows, write_table
+from consilience.experiments.experiment import RANK_DRAWS, Experiment, Table, read_name
 from consilience.panels import INK, STYLES, panels
 
 Values = dict[str, dict[int, list[float]]]
@@ -36,7 +37,7 @@ def report(experiment: Experiment, folder: str | Path, out: str | Path | None = 
     write_table(folder)
     parts = [f"# {experiment.title}", _head(experiment, rows)]
     records: list[dict[str, Any]] = []
-    for table in experiment.tables:
+    for table in (*experiment.tables, _times(rows, experiment.tables[0].across)):
         values = collect(table, rows)
         if values:
             parts += [f"## {table.title}", to_markdown(table, values)]
@@ -47,6 +48,7 @@ def report(experiment: Experiment, folder: str | Path, out: str | Path | None = 
         path = out / f"{experiment.name}-{name}.png"
         first.figure.savefig(path, dpi=160)
         parts.append(f"![{name.replace('-', ' ')}]({path.name})")
+    parts += _missing(experiment, rows, quick=read_name(folder)[1])
     page = out / f"{experiment.name}.md"
     page.write_text("\n\n".join(parts) + "\n")
     (out / f"{experiment.name}.csv").write_text(_to_csv(records))
@@ -85,7 +87,7 @@ def to_markdown(table: Table, values: Values) -> str:
         lines.append(f"| *{published.label}* | {' | '.join(cells)} |")
     best = {c: _best(table, [row[c] for row in values.values() if c in row]) for c in columns}
     for name, row in values.items():
-        cells = [_show(row[c], best[c]) if c in row else "" for c in columns]
+        cells = [_show(row[c], best[c], table.digits) if c in row else "" for c in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     note = f"Best possible: {table.limit}. " if table.limit else ""
     better = "Higher is better." if table.higher else "Lower is better."
@@ -196,15 +198,38 @@ def _spread(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
 
 def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
-    # Cells of older versions have no time of their CPU.
-    spent = sum(row["cpu_seconds" if "cpu_seconds" in row else "seconds"] for row in rows) / 60
+    timed = [row["cpu_seconds"] for row in rows if "cpu_seconds" in row]
+    spent = f"{sum(timed) / 60:.0f} CPU minutes"
+    if len(timed) < len(rows):
+        spent += f" for the {len(timed)} of them that kept their time"
     text = (
         f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
-        f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent:.0f} CPU minutes in all. Means over "
-        "seeds with their standard errors; bold is the best in a column. *paper* is the paper's "
-        "protocol, *default* is `cs.fit` with nothing said."
+        f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent}. Means over seeds with their "
+        "standard errors, or one seed where there is none; bold is the best in a column. "
+        "*paper* is the paper's protocol, *default* is `cs.fit` with nothing said."
     )
     return f"{text}\n\n{experiment.notes}".strip()
+
+
+def _missing(experiment: Experiment, rows: Iterable[Row], *, quick: bool) -> list[str]:
+    """What the experiment asks for and was not run: a section, if there is any."""
+    done = {tuple(row[name] for name in FIELDS) for row in rows}
+    wanted: Counter[str] = Counter()
+    absent: Counter[str] = Counter()
+    for cell in experiment.cells(quick=quick):
+        row = dataclasses.asdict(cell)
+        name = label(row) + f", {cell.variant}" * bool(cell.variant)
+        wanted[name] += 1
+        absent[name] += tuple(row.values()) not in done
+    lines = [f"- {name}: {n} of {wanted[name]} cells" for name, n in absent.items() if n]
+    return ["## Not run", "\n".join(lines)] if lines else []
+
+
+def _times(rows: Iterable[Row], across: str) -> Table:
+    """A table of what cells cost, whatever their variant."""
+    variants = tuple(dict.fromkeys(row["variant"] for row in rows))
+    title = "CPU seconds of a cell"
+    return Table("cpu_seconds", title, across=across, variants=variants, digits=0)
 
 
 def _best(table: Table, cells: Sequence[Sequence[float]]) -> float:
@@ -212,9 +237,10 @@ def _best(table: Table, cells: Sequence[Sequence[float]]) -> float:
     return (max if table.higher else min)(means, default=math.nan)
 
 
-def _show(values: Sequence[float], best: float) -> str:
+def _show(values: Sequence[float], best: float, digits: int | None) -> str:
     mean, error = float(np.mean(values)), standard_error(values)
-    digits = 4 if abs(mean) < 0.1 else 3 if abs(mean) < 1 else 2
+    if digits is None:
+        digits = 4 if abs(mean) < 0.1 else 3 if abs(mean) < 1 else 2
     text = f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if np.isfinite(error) else "")
     return f"**{text}**" if mean == best else text
 

@@ -110,5 +110,8 @@ EXPERIMENT = Experiment(
             ),
         ),
     ),
-    notes="Every seed has a training set of its own; the paper trains five times on one.",
+    notes=(
+        "Every seed has a training set of its own; the paper trains five times on one. The number "
+        "of steps of the default recipe was chosen on seed 0 and these test sets, among three."
+    ),
 )
