@@ -123,11 +123,12 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     assert plain.recipe.posterior == cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
     assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`" in page
     assert tandem.recipe.likelihood == cs.Coupling(layers=6, depth=3, l2=1.5 / 1000)
-    assert "`cs.Coupling(layers=6, depth=3)` with L2 of 1.5 / runs" in page
+    assert "`cs.Coupling(layers=6, depth=3)`;" in page
     many = default_plan(vectors, make_layout({"data": (4,)}, Vector(), True), 2, 1000)
     curve = cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0, l2=5 / 1000)
     assert many.recipe.likelihood == curve
-    assert "`cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0)` with 5 / runs" in page
+    assert "`cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0)`;" in page
+    assert "L2 of 1.5 / runs, in the second case 5 / runs, at most 0.01" in page
     assert tandem.recipe.posterior.layers == 6
     assert exact.recipe.summary == cs.DeepSet(width=128, blocks=3)
     assert plain.recipe.summary == cs.DeepSet()

@@ -57,10 +57,11 @@ def default_plan(
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
-      proportion to their number. Data of twice as many numbers as parameters, or of more than
-      20, are taken for a curve plus noise: a network for mean and spread, one affine layer,
-      and a Student-t base, since what it has not seen is less certain than it seems. Rows of a
-      set are so only by the latter.
+      proportion to their number. Data of more than 20 numbers are taken for a curve plus
+      noise: a network for mean and spread, and two affine layers. So are data, other than
+      rows of a set, of twice as many numbers as parameters, with one affine layer, more L2
+      and a Student-t base: so few numbers say less of the curve, and where it is wrong it
+      must not be certain.
     - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
       fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
       take 12,000 steps, and at least 150 epochs. In batches of 32 (64 from 4,096 runs on);
@@ -145,8 +146,9 @@ def _posterior(consistent: bool, tandem: bool) -> Coupling:
 
 
 def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:
-    numbers = layout.unit_sizes[0]
-    many = numbers >= 2 * dim and not isinstance(layout.kind, Set)
-    if many or numbers > WIDE:
+    numbers, weak = layout.unit_sizes[0], min(1e-2, 1.5 / n)
+    if numbers > WIDE:
+        return Coupling(Affine(), layers=2, frame=3, l2=weak)
+    if numbers >= 2 * dim and not isinstance(layout.kind, Set):
         return Coupling(Affine(), layers=1, frame=3, df=5.0, l2=min(1e-2, 5 / n))
-    return Coupling(layers=6, depth=3, l2=min(1e-2, 1.5 / n))
+    return Coupling(layers=6, depth=3, l2=weak)
