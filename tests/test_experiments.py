@@ -105,7 +105,7 @@ def test_a_report_on_all_cells_misses_none_and_says_which_kept_their_time(tmp_pa
     path.write_text(path.read_text().replace("cpu_seconds", "other_seconds"))
     text = report(SOME, tmp_path).read_text()
     assert "Not run" not in text
-    assert f"0 CPU minutes for the {len(rows) - 1} of them that kept their time" in text
+    assert f"0 CPU minutes in the {len(rows) - 1} that kept their time" in text
 
 
 def test_a_folder_holds_one_experiment(tmp_path):

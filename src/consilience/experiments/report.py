@@ -201,7 +201,8 @@ def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
     timed = [row["cpu_seconds"] for row in rows if "cpu_seconds" in row]
     spent = f"{sum(timed) / 60:.0f} CPU minutes"
     if len(timed) < len(rows):
-        spent += f" for the {len(timed)} of them that kept their time"
+        # Cells of older versions have none.
+        spent += f" in the {len(timed)} that kept their time"
     text = (
         f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
         f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent}. Means over seeds with their "
