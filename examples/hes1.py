@@ -32,8 +32,8 @@ OUT.mkdir(exist_ok=True)
 # %% [markdown]
 # ## Simulate and fit
 #
-# The default recipe takes ten thousand steps where a likelihood is learned too. Here it is given a
-# quarter of them, to be quick; leave `epochs` out where the answer matters.
+# The default recipe takes twelve thousand steps where a likelihood is learned too. Here it is given
+# a fifth of them, to be quick; leave `epochs` out where the answer matters.
 
 # %%
 model = hes1.model()
@@ -56,8 +56,7 @@ axes[0].figure.savefig(OUT / "hes1-calibration.png", dpi=160)
 axes[0].figure
 
 # %% [markdown]
-# Most curves stay inside, and coverage is off by a few percent. But the joint density leaves its
-# band upwards: the truth has a low density too often, so the posterior is somewhat too narrow.
+# All curves stay inside, that of the joint density too, and coverage is off by one to three percent.
 #
 # ## The real data
 #
