@@ -34,7 +34,11 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, **said):
         (2048, {}, 6000),
         (4096, {}, 6000),
         # Two networks.
-        (256, {"likelihood": False}, 12_000),
+        (256, {"likelihood": False, "dim": 10}, 12_000),
+        (4096, {"likelihood": False, "dim": 10}, 12_000),
+        # The likelihood a curve plus noise: 200 epochs within 2,000 and 12,000 steps.
+        (256, {"likelihood": False}, 2000),
+        (512, {"likelihood": False}, 3200),
         (4096, {"likelihood": False}, 12_000),
         # Large budgets: at least so many epochs.
         (1_000_000, {}, 15 * 15_625),

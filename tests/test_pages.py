@@ -164,6 +164,30 @@ def test_numbers_of_the_pages_are_those_of_the_results():
     assert f"{aware:.2f} with 64 of them, and {plain:.2f} by maximum likelihood alone" in page
 
 
+def test_the_figures_of_the_readme_are_those_of_the_experiments():
+    text = (ROOT / "README.md").read_text().split("## The paper's experiments\n")[1]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    shown = [row for row in rows if len(row) == 5][2:]
+    nats = "1,000 tests (nats)"
+    tables = [
+        ("two-moons.md", "Posterior MMD, 100 tests"),
+        ("two-moons.md", f"Log likelihood of the data at the true parameters, {nats}"),
+        ("two-moons.md", f"Evidence sharpness: width of the central 95 %, {nats}"),
+        ("source.md", "Posterior MMD, logarithm of the intensity"),
+    ]
+    ours = [row for row in shown if "paper" not in row[0]]
+    theirs = [row for row in shown if "paper" in row[0]]
+    assert len(ours) == len(tables) and len(theirs) == 3
+    published = []
+    for (_, *cells), (page, title) in zip(ours, tables, strict=True):
+        found = results(page, title)
+        label = next(name for name in found if re.fullmatch(r"SC-NPL?E, K = 10 \(default\)", name))
+        columns = [found[""].index(head) for head in ("512", "1,024", "2,048", "4,096")]
+        assert cells == [found[label][column].strip("*") for column in columns]
+        published += [found[name] for name in found if name.startswith("*paper's SC")]
+    assert [cells for _, *cells in theirs] == published
+
+
 def test_commands_of_the_pages_are_those_of_the_library():
     lines = [
         line.split("#")[0].strip()

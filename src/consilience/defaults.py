@@ -64,7 +64,8 @@ def default_plan(
       must not be certain.
     - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
       fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
-      take 12,000 steps, and at least 150 epochs. In batches of 32 (64 from 4,096 runs on);
+      take 12,000 steps, and at least 150 epochs; with a likelihood of affine layers 200 epochs
+      within 2,000 to 12,000 steps. In batches of 32 (64 from 4,096 runs on);
       half of the runs where there are fewer than 64.
     - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
       alone; self-consistent fits use every run and keep the last epoch.
@@ -88,7 +89,8 @@ def default_plan(
     train = n - round(validation * n)
     batch_size = default_batch(train) if batch_size is None else batch_size
     if epochs is None:
-        epochs = default_epochs(train // max(1, batch_size), consistent, tandem)
+        smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
+        epochs = default_epochs(train // max(1, batch_size), consistent, tandem, smooth)
     return Plan(
         recipe=Recipe(
             posterior=posterior or _posterior(consistent, tandem),
@@ -127,15 +129,17 @@ def default_batch(n: int) -> int:
     return max(1, min(32 if n < 4096 else 64, n // 2))
 
 
-def default_epochs(steps: int, consistent: bool, tandem: bool) -> int:
+def default_epochs(steps: int, consistent: bool, tandem: bool, smooth: bool = False) -> int:
     """For so many steps an epoch, as many epochs as suffice: longer overfits the labels.
 
     Self-consistency can use a larger budget for longer, and two networks that must agree with
-    one another take longest.
+    one another take longest, less if the likelihood is a `smooth` one, of affine layers.
     """
     wanted, least = 2000, 15
     if tandem:
         wanted, least = 12_000, 150
+        if smooth:
+            wanted = min(wanted, max(2000, 200 * steps))
     elif consistent:
         wanted = min(6000, max(wanted, 100 * steps))
     return max(least, round(wanted / max(1, steps)))

@@ -32,25 +32,31 @@ FLOW = Coupling(layers=4, width=128, df=50.0, spectral=True)
 UNDEREXPRESSIVE = Coupling(layers=1, width=128, df=50.0, activation="identity", l2=0.0)
 EPOCHS, BATCH = 70, 16
 LARGEST_R_HAT = 1.01
-TESTS, PREDICTIONS = 50, 200
+TESTS, TOGETHER, PREDICTIONS = 50, 5, 200
 
 
 @functools.cache
 def problem(folder: Path):
-    """Test sets, and reference draws for each, by NUTS: minutes, so they are kept.
+    """Test sets, and reference draws for each, by NUTS: long, so a few at a time are kept.
 
     Draws are logarithms, in standard deviations of the prior. Test sets whose chains have
     not mixed are left out.
     """
-    sims = test_set(hes1.model(), TESTS)
+    x = np.asarray(test_set(hes1.model(), TESTS).x)
+    keys = jax.random.split(jax.random.key(EXACT_KEY), TESTS // TOGETHER)
 
-    def make():
-        found = hes1.reference_sample(jnp.asarray(sims.x), jax.random.key(EXACT_KEY))
+    def make(number: int):
+        few = jnp.asarray(x[number * TOGETHER : (number + 1) * TOGETHER])
+        found = hes1.reference_sample(few, keys[number])
         return {"draws": np.asarray(found.draws), "r_hat": np.asarray(found.r_hat)}
 
-    kept = computed_once(folder / "reference.npz", make)
-    mixed = (kept["r_hat"] < LARGEST_R_HAT).all(axis=1)
-    return np.asarray(sims.x)[mixed], standard(kept["draws"][mixed])
+    parts = [
+        computed_once(folder / "reference" / f"{number}.npz", functools.partial(make, number))
+        for number in range(len(keys))
+    ]
+    r_hat, draws = (np.concatenate([part[name] for part in parts]) for name in ("r_hat", "draws"))
+    mixed = (r_hat < LARGEST_R_HAT).all(axis=1)
+    return x[mixed], standard(draws[mixed])
 
 
 @functools.cache
@@ -91,6 +97,9 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
 
 def run(cell: Cell, folder: Path, quick: bool) -> Found:
     model = hes1.model()
+    if not quick:
+        # Before the fit: stopped here, no fit is lost.
+        problem(folder)
     sims, key = training_set(model, cell)
     fitted = fit(model, sims, key=key, **settings(cell, quick))
     ranks = ranked(fitted, 100 if quick else 500, cell.seed)
@@ -100,7 +109,6 @@ def run(cell: Cell, folder: Path, quick: bool) -> Found:
     numbers = {"loss": float(held_out), "inside": sum(inside), **ranks.numbers}
     arrays = {"predicted": _predict(fitted, cell.seed), **ranks.arrays}
     if not quick:
-        # The reference takes minutes.
         x, reference = problem(folder)
         draws = draw(fitted, x, cell.seed)
         logs = np.log(np.stack([draws[name] for name in hes1.NAMES], axis=-1))
@@ -144,7 +152,7 @@ EXPERIMENT = Experiment(
     tables=(
         Table("inside", "Parameters inside the 95 % band of calibration, of four", higher=True),
         Table("calibration_error", "Calibration error, mean of four parameters"),
-        Table("mmd", "Posterior MMD, 50 tests, in the prior's standard deviations"),
+        Table("mmd", "Posterior MMD, in the prior's standard deviations"),
         Table("loss", "Negative log posterior density at the true parameters, 500 tests (nats)"),
         Table("calibration_error", "Underexpressive likelihood", variants=("underexpressive",)),
         Table("mmd", "Underexpressive likelihood", variants=("underexpressive",)),
@@ -155,6 +163,8 @@ EXPERIMENT = Experiment(
         "Calibration is judged on 500 runs, other ones for each seed, so that the verdicts of "
         "the seeds are independent; an exact posterior is inside for all four parameters in "
         "four of five seeds. The likelihood network of the default recipe was chosen on seed 0, "
-        "by the density that it gives the 500 tests of the loss."
+        "by the density that it gives the 500 tests of the loss, and its number of epochs by the "
+        "loss and by calibration, among 150, 375 and 750. The MMD is over those of 50 tests "
+        "whose reference chains have an R-hat below 1.01."
     ),
 )
