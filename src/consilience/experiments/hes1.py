@@ -131,7 +131,9 @@ def show_predictions(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
         predicted = read_arrays(folder, row).get("predicted")
         if predicted is not None and row["budget"] == 512 and not row["variant"]:
             name = f"predictive-{row['protocol']}-{row['method'].lower()}-k{row['samples']}"
-            figures[name] = predictive(hes1.OBSERVED, predicted)
+            axes = figures[name] = predictive(hes1.OBSERVED, predicted)
+            axes[0].set_xticks(range(hes1.POINTS), range(30, 30 * hes1.POINTS + 1, 30))
+            axes[0].set(xlabel="minutes", ylabel="messenger RNA")
     return figures
 
 
