@@ -56,7 +56,8 @@ axes[0].figure.savefig(OUT / "hes1-calibration.png", dpi=160)
 axes[0].figure
 
 # %% [markdown]
-# All curves stay inside, that of the joint density too, and coverage is off by one to three percent.
+# All curves stay inside, that of the joint density too, and coverage is off by one to three
+# percent.
 #
 # ## The real data
 #

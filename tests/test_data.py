@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import consilience as cs
-from consilience.data import data_space
+from consilience.data import data_space, root, root_slope, unroot
 
 RNG = np.random.default_rng(0)
 
@@ -71,15 +71,32 @@ def test_side_information_without_rows_goes_with_every_row():
 def test_counts_are_spread_over_their_unit():
     x = RNG.poisson(5.0, size=(200, 3))
     space = data_space(x, cs.Vector(counts=True))
-    z = space.standardise(x[0])
-    drawn = jax.vmap(lambda k: space.dequantise(z, k)["data"])(
+    drawn = jax.vmap(lambda k: space.dequantise(x[0], k)["data"])(
         jax.random.split(jax.random.key(0), 500)
     )
-    raw = np.asarray(drawn) * np.asarray(space.scale["data"]) + np.asarray(space.loc["data"])
+    raw = unroot(np.asarray(drawn) * space.spread("data") + root(space.loc["data"]))
     assert np.all(np.abs(raw - x[0] - 0.5) < 0.5 + 1e-3)
     np.testing.assert_allclose(raw.mean(axis=0), x[0] + 0.5, atol=0.06)
     back = space.from_units(drawn[0].reshape(1, -1), {})
     np.testing.assert_array_equal(back, x[0])
+
+
+def test_roots_of_counts_have_an_inverse_and_a_slope():
+    y = jnp.array([-900.0, -1.5, -0.1, 0.0, 0.4, 1.0, 7.5, 1e5])
+    np.testing.assert_allclose(unroot(root(y)), y, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(root_slope(y), jax.vmap(jax.grad(root))(y), rtol=1e-5)
+
+
+def test_the_noise_of_counts_is_alike_on_the_scale_of_roots():
+    spread = [root(RNG.poisson(mean, 20_000) + 0.5).std() for mean in (3.0, 30.0, 3000.0)]
+    np.testing.assert_allclose(spread, 0.5, rtol=0.1)
+
+
+def test_the_scale_of_counts_is_that_of_their_density():
+    x = RNG.poisson(5.0, size=(200, 3))
+    space = data_space(x, cs.Vector(counts=True))
+    slopes = jax.jacfwd(lambda y: space.dequantise(y, None)["data"])(x[0].astype(float))
+    np.testing.assert_allclose(space.log_scale(x[0])[0], -np.log(np.diag(slopes)), atol=1e-5)
 
 
 def test_several_arrays_make_one_vector():
@@ -124,5 +141,5 @@ def test_log_scale_is_the_jacobian_of_standardising():
     x = RNG.normal(0.0, [1.0, 5.0], (200, 6, 2))
     space = data_space(x, cs.Set())
     expected = np.log(np.asarray(space.scale["data"]))
-    np.testing.assert_allclose(space.log_scale(), np.broadcast_to(expected, (6, 2)), rtol=1e-6)
-    assert jnp.all(jnp.isfinite(space.log_scale()))
+    np.testing.assert_allclose(space.log_scale(x[0]), np.broadcast_to(expected, (6, 2)), rtol=1e-6)
+    assert jnp.all(jnp.isfinite(space.log_scale(x[0])))

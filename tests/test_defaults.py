@@ -10,8 +10,11 @@ from consilience.defaults import default_plan
 ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
 
 
-def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, **said):
-    """The plan for data of so many numbers, or of rows of so many, and `dim` parameters."""
+def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **said):
+    """The plan for data of so many numbers, or of rows of so many, and `dim` parameters.
+
+    `learned`: a likelihood to learn.
+    """
     shape = (rows, numbers) if rows else (numbers,)
     whole = lambda theta, x: dist.Normal(theta, 1.0).log_prob(x).sum()  # noqa: E731
     model = cs.Model(
@@ -20,14 +23,19 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, **said):
         (ROWS if rows else whole) if likelihood else None,
         data=cs.Set() if rows else cs.Vector(),
     )
-    return default_plan(model, model.layout, dim, n, **said)
+    return default_plan(model, model.layout, dim, n, likelihood=learned, **said)
 
 
 @pytest.mark.parametrize(
     ("n", "said", "steps"),
     [
         # Maximum likelihood alone: 2,000 steps on nine tenths of the runs.
-        (1024, {"self_consistency": False}, 2000),
+        (1024, {"self_consistency": False, "numbers": 1}, 2000),
+        # With dropout: 35 epochs of all runs, between 500 and 4,500 steps.
+        (64, {"self_consistency": False}, 500),
+        (1024, {"self_consistency": False}, 1120),
+        (8192, {"self_consistency": False}, 4480),
+        (15_000, {"self_consistency": False}, 4500),
         # Self-consistency: 100 epochs, between 2,000 and 6,000 steps.
         (64, {}, 2000),
         (1024, {}, 3200),
@@ -40,6 +48,8 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, **said):
         (256, {"likelihood": False}, 2000),
         (512, {"likelihood": False}, 3200),
         (4096, {"likelihood": False}, 12_000),
+        # One of more than 20 numbers: 60 epochs.
+        (2048, {"likelihood": False, "numbers": 160}, 3840),
         # Large budgets: at least so many epochs.
         (1_000_000, {}, 15 * 15_625),
         (100_000, {"likelihood": False}, 150 * 1562),
@@ -50,6 +60,25 @@ def test_the_number_of_steps(n, said, steps):
     train = n - round(chosen.validation * n)
     taken = chosen.epochs * (train // chosen.batch_size)
     assert taken == pytest.approx(steps, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("said", "dropout", "validation"),
+    [
+        ({"numbers": 8, "dim": 4}, 0.2, 0.0),
+        ({"numbers": 2, "rows": 5, "dim": 4}, 0.2, 0.0),
+        ({"numbers": 7, "dim": 4}, 0.0, 0.1),
+        ({"numbers": 33, "dim": 4}, 0.0, 0.1),
+        # With a likelihood beside it, or a posterior of one's own.
+        ({"numbers": 8, "dim": 4, "learned": cs.Coupling()}, 0.0, 0.1),
+        ({"numbers": 8, "dim": 4, "posterior": cs.Coupling(dropout=0.1)}, 0.1, 0.1),
+    ],
+)
+def test_labels_alone_are_learned_with_dropout_where_data_are_neither_few_nor_many(
+    said, dropout, validation
+):
+    chosen = plan(self_consistency=False, **said)
+    assert (chosen.recipe.posterior.dropout, chosen.validation) == (dropout, validation)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +93,24 @@ def test_the_number_of_steps(n, said, steps):
 )
 def test_data_are_moved_far_where_the_likelihood_is_exact_and_rows_cannot_be_redrawn(said, jitter):
     assert plan(**said).self_consistency.augmentation == cs.Bootstrap(jitter)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said", "schedules"),
+    [
+        (20, {}, (cs.Step(0.15), cs.Step(0.15, 1.0, 0.1))),
+        (21, {}, (cs.Step(0.5, after=0.1), cs.Constant())),
+        (21, {"weight": cs.Constant()}, (cs.Constant(), cs.Constant())),
+    ],
+)
+def test_labels_keep_their_weight_beside_a_learned_likelihood_of_many_numbers(
+    numbers, said, schedules
+):
+    settings = cs.SelfConsistency(**said)
+    chosen = plan(likelihood=False, numbers=numbers, self_consistency=settings)
+    assert chosen.self_consistency.schedules == schedules
+    exact = plan(numbers=numbers, self_consistency=settings)
+    assert exact.self_consistency.schedules == settings.schedules
 
 
 @pytest.mark.parametrize("augmentation", [None, cs.Jitter(0.2)])

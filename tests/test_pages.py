@@ -120,8 +120,11 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     page = (DOCS / "choices.md").read_text()
     assert exact.recipe.posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
     assert "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; in tandem 6 layers" in page
-    assert plain.recipe.posterior == cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
-    assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`" in page
+    few = default_plan(vectors, vector, 2, 128, self_consistency=False)
+    assert few.recipe.posterior == cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
+    assert plain.recipe.posterior == cs.Coupling(dropout=0.2)
+    assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`; where data have at least" in page
+    assert "and at most 32, with `dropout=0.2`" in page
     assert tandem.recipe.likelihood == cs.Coupling(layers=6, depth=3, l2=1.5 / 1000)
     assert "`cs.Coupling(layers=6, depth=3)`;" in page
     many = default_plan(vectors, make_layout({"data": (4,)}, Vector(), True), 2, 1000)
@@ -133,13 +136,17 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     assert exact.recipe.summary == cs.DeepSet(width=128, blocks=3)
     assert plain.recipe.summary == cs.DeepSet()
     assert exact.epochs * (128 // exact.batch_size) == 2000
-    assert exact.validation == 0.0 and plain.validation == 0.1
+    assert (exact.validation, plain.validation, few.validation) == (0.0, 0.0, 0.1)
     assert tandem.epochs * (1000 // tandem.batch_size) == pytest.approx(12_000, rel=0.01)
     assert "in tandem 12,000, and at least 150 epochs" in page
     assert exact.self_consistency.augmentation == cs.Bootstrap(0.1)
     with_likelihood = default_plan(two_moons.model(), vector, 2, 1000)
     assert with_likelihood.self_consistency.augmentation == cs.Bootstrap(0.5)
     assert tandem.self_consistency.augmentation == cs.Bootstrap(0.1)
+    wide = default_plan(vectors, make_layout({"data": (21,)}, Vector(), True), 2, 1000)
+    assert wide.self_consistency.schedules == (cs.Step(0.5, after=0.1), cs.Constant())
+    assert "more than 20 numbers 0 for the first half, then 0.1" in page
+    assert "more than 20 numbers 1 throughout" in page
 
 
 def results(page: str, title: str) -> dict[str, list[str]]:

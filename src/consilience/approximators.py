@@ -88,10 +88,10 @@ class Likelihood(eqx.Module):
 
     def log_probs(self, theta: Theta, x: Data) -> Each:
         """The log densities of several datasets, each given several sets of parameters."""
-        x_standard = jax.vmap(lambda x: self.data.dequantise(self.data.standardise(x), None))(x)
+        x_standard = jax.vmap(lambda x: self.data.dequantise(x, None))(x)
         u, _ = twice(self.parameters.to_vector)(theta)
         mask = jax.vmap(lambda x: self.data.layout.units(x).mask)(x_standard)
-        correction = jnp.sum(jnp.sum(self.data.log_scale(), axis=1) * mask, axis=1)
+        correction = jnp.sum(jnp.sum(jax.vmap(self.data.log_scale)(x), axis=2) * mask, axis=1)
         log_prob = likelihood_standard(self.flow, self.data.layout, u, x_standard)
         if self.validity is not None:
             log_prob += twice(self.validity.log_prob)(u)

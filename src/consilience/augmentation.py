@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from consilience.data import Kind, Layout, Set
+from consilience.data import Kind, Layout, Set, root, unroot
 from consilience.types import PRNGKey
 
 Named = dict[str, Array]
 
 
 class Spread(NamedTuple):
-    """The standard deviation and the range of each entry of the data."""
+    """The standard deviation (of counts: of their roots) and the range of each entry."""
 
     scale: Named
     low: Named
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Jitter:
-    """Gaussian noise on the data, `size` times the spread of each entry.
+    """Gaussian noise on the data, `size` times the spread of each entry; of counts, on their roots.
 
     Values stay within the range of the training data, whole numbers stay whole, and side
     information and masks stay as they are. Safe for any shape of data.
@@ -46,7 +46,8 @@ class Jitter:
         for i, name in enumerate(layout.data_names):
             value = jnp.asarray(x[name], dtype=float)
             noise = jax.random.normal(jax.random.fold_in(key, i), value.shape)
-            moved = value + self.size * spread.scale[name] * noise
+            noise *= self.size * spread.scale[name]
+            moved = unroot(root(value) + noise) if layout.kind.counts else value + noise
             moved = jnp.clip(moved, spread.low[name], spread.high[name])
             whole = layout.kind.counts or not jnp.issubdtype(x[name].dtype, jnp.floating)
             changed[name] = (jnp.round(moved) if whole else moved).astype(x[name].dtype)

@@ -14,11 +14,12 @@ from jaxtyping import Array, Bool, Float
 from consilience.approximators import Posterior
 from consilience.augmentation import Augmentation, Bootstrap
 from consilience.criteria import Bounded, Criterion, RelativeConstraint
+from consilience.data import Kind
 from consilience.evidence import Joint, Terms, terms_at
 from consilience.flows import Context
 from consilience.priors import Prior
 from consilience.proposals import CurrentPosterior, Proposal, Proposed
-from consilience.schedules import Schedule, Step, check_weight
+from consilience.schedules import Constant, Schedule, Step, check_weight
 from consilience.types import Data, Flat, PRNGKey
 
 FLOOR = 10.0
@@ -33,10 +34,13 @@ class SelfConsistency:
     maximum_likelihood=Constant(), criterion=Variance(), augmentation=None, limit=None)`.
 
     `samples`: K, the values of theta for each dataset; the training theta is one of them.
-    `weight`: lambda over training; zero at first, since a new posterior proposes nonsense.
+    `weight`: lambda over training; zero at first, since a new posterior proposes nonsense. By
+    default 1 after the first 15 %; where a likelihood of more than 20 numbers is learned, a
+    tenth from half of training on.
     `maximum_likelihood`: the weight of the posterior's maximum-likelihood term over training.
-    Turned down to a tenth after the warm-up, it keeps the posterior on all modes and no
-    longer overfits the few labels.
+    Turned down to a tenth after the warm-up, as by default, it keeps the posterior on all modes
+    and no longer overfits the few labels. Beside a learned likelihood of more than 20 numbers it
+    stays 1: parameters that so many numbers pin down are told better by the labels.
     `limit`: datasets whose loss comes near it, in squared nats, count less, and maximum
     likelihood counts more in their place: where a likelihood is so sharp that the values of
     the identity are far apart, labels are the better guide. None for no limit.
@@ -52,8 +56,8 @@ class SelfConsistency:
     """
 
     samples: int = 10
-    weight: Schedule = Step(0.15)
-    maximum_likelihood: Schedule = Step(0.15, before=1.0, after=0.1)
+    weight: Schedule | None = None
+    maximum_likelihood: Schedule | None = None
     limit: float | None = 10.0
     proposal: Proposal = CurrentPosterior()
     criterion: Criterion = Bounded()
@@ -71,14 +75,35 @@ class SelfConsistency:
             )
         if self.gradient not in ("both", "posterior"):
             raise ValueError(f'gradient must be "both" or "posterior", got {self.gradient!r}.')
-        check_weight(self.weight, "self-consistency")
-        check_weight(self.maximum_likelihood, "maximum likelihood")
+        weight, labels = self.schedules
+        check_weight(weight, "self-consistency")
+        check_weight(labels, "maximum likelihood")
         if self.limit is not None and not self.limit > 0:
             raise ValueError(f"limit must be positive, or None, got {self.limit}.")
         if not self.unlabeled_weight >= 0:
             raise ValueError(f"unlabeled_weight must not be negative, got {self.unlabeled_weight}.")
         if self.unlabeled_batch is not None and self.unlabeled_batch < 1:
             raise ValueError(f"unlabeled_batch must be at least 1, got {self.unlabeled_batch}.")
+
+    @property
+    def schedules(self) -> tuple[Schedule, Schedule]:
+        """Lambda and the weight of maximum likelihood, over training."""
+        return self.weight or Step(0.15), self.maximum_likelihood or Step(0.15, 1.0, 0.1)
+
+    def suited(self, kind: Kind, *, exact: bool, wide: bool) -> "SelfConsistency":
+        """With what was left open, for data of a kind and a likelihood that is `exact` or not.
+
+        `wide`: the likelihood is learned, and one of many numbers.
+        """
+        augmentation, (weight, labels) = self.augmentation, self.schedules
+        if isinstance(augmentation, Bootstrap):
+            augmentation = augmentation.suited(kind, exact=exact)
+        if wide:
+            weight = self.weight or Step(0.5, after=0.1)
+            labels = self.maximum_likelihood or Constant()
+        return dataclasses.replace(
+            self, augmentation=augmentation, weight=weight, maximum_likelihood=labels
+        )
 
     @property
     def n_multipliers(self) -> int:

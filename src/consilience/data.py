@@ -27,7 +27,7 @@ class Vector:
     """Numbers in fixed places: no order and no exchange among them is assumed.
 
     `side`: the keys of a dictionary `x` that are known side information, not data.
-    `counts`: the data are whole numbers; a learned likelihood sees them dequantised.
+    `counts`: the data are whole numbers; a learned likelihood sees their roots, dequantised.
     """
 
     side: tuple[str, ...] = ()
@@ -204,41 +204,81 @@ class DataSpace(eqx.Module):
 
     def standardise(self, x: Data) -> dict[str, Array]:
         """One dataset, named, on the scale of the training set; a mask as ones and zeros."""
-        parts = self.layout.named(x)
-        parts = {name: jnp.asarray(parts[name], dtype=float) for name in self.layout.names}
-        return {
-            name: (part - self.loc[name]) / self.scale[name] if name in self.loc else part
-            for name, part in parts.items()
-        }
+        return self._scaled(self._named(x))
 
-    def dequantise(self, x: dict[str, Array], key: PRNGKey | None) -> dict[str, Array]:
-        """Counts as real numbers: uniform within their unit, or its middle without a key.
+    def dequantise(self, x: Data, key: PRNGKey | None) -> dict[str, Array]:
+        """As `standardise`, for a learned likelihood: counts are real numbers, by their roots.
 
-        Takes and returns standardised data; changes nothing unless the kind has `counts`.
+        They are uniform within their unit, or its middle without a key.
         """
-        if not self.layout.kind.counts:
-            return x
-        changed = dict(x)
-        for i, name in enumerate(self.layout.data_names):
-            shape = x[name].shape
+        parts = self._named(x)
+        scaled = self._scaled(parts)
+        for i, name in enumerate(self._counts):
+            shape = parts[name].shape
             shift = 0.5 if key is None else jax.random.uniform(jax.random.fold_in(key, i), shape)
-            changed[name] = x[name] + shift / self.scale[name]
-        return changed
+            scaled[name] = (root(parts[name] + shift) - root(self.loc[name])) / self.spread(name)
+        return scaled
 
-    def log_scale(self) -> Float[Array, "units n"]:
-        """The log scales of the values of a unit: what standardising did to their density."""
-        full = {n: jnp.broadcast_to(s, self.layout.shapes[n]) for n, s in self.scale.items()}
+    def log_scale(self, x: Data) -> Float[Array, "units n"]:
+        """What `dequantise` did to the density of one dataset: the log scale of every value.
+
+        Of counts: in the middle of their unit.
+        """
+        parts = self._named(x)
+        full = {n: jnp.broadcast_to(self.spread(n), self.layout.shapes[n]) for n in self.scale}
+        for name in self._counts:
+            full[name] = full[name] / root_slope(parts[name] + 0.5)
         if self.layout.mask_name is not None:
             full[self.layout.mask_name] = jnp.ones(self.layout.rows)
         return jnp.log(self.layout.units(full).values)
 
     def from_units(self, values: Float[Array, "units n"], aside: dict[str, Any]) -> Data:
-        """Data in the user's form from standardised values and what is not simulated."""
+        """Data in the user's form from values on a likelihood's scale and what is not simulated."""
         result = dict(aside)
         for name, part in self.layout.from_units(values).items():
-            part = part * self.scale[name] + self.loc[name]
-            result[name] = jnp.floor(part) if self.layout.kind.counts else part
+            result[name] = part * self.spread(name)
+            if name in self._counts:
+                result[name] = jnp.floor(unroot(result[name] + root(self.loc[name])))
+            else:
+                result[name] = result[name] + self.loc[name]
         return self.layout.unnamed(result)
+
+    def spread(self, name: str) -> Array:
+        """The standard deviation of an array's entries; of counts, about that of their roots."""
+        scale = self.scale[name]
+        return scale * root_slope(self.loc[name]) if name in self._counts else scale
+
+    @property
+    def _counts(self) -> tuple[str, ...]:
+        return self.layout.data_names if self.layout.kind.counts else ()
+
+    def _named(self, x: Data) -> dict[str, Array]:
+        parts = self.layout.named(x)
+        return {name: jnp.asarray(parts[name], dtype=float) for name in self.layout.names}
+
+    def _scaled(self, parts: dict[str, Array]) -> dict[str, Array]:
+        return {
+            name: (part - self.loc[name]) / self.scale[name] if name in self.loc else part
+            for name, part in parts.items()
+        }
+
+
+def root(y):
+    """Like a square root far from zero, smooth and increasing everywhere.
+
+    On this scale the noise of counts is about the same for small and large ones.
+    """
+    return y / (1 + abs(y)) ** 0.5
+
+
+def root_slope(y: Array) -> Array:
+    """The derivative of `root`."""
+    return (1 + abs(y) / 2) / (1 + abs(y)) ** 1.5
+
+
+def unroot(z: Array) -> Array:
+    """The inverse of `root`."""
+    return 0.5 * (z * abs(z) + z * (z**2 + 4) ** 0.5)
 
 
 def _finite_rows(array: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """The default recipe: everything that `fit` needs and a user did not say, in one place."""
 
 import dataclasses
+from typing import NamedTuple
 
 import equinox as eqx
 
-from consilience.augmentation import Bootstrap
 from consilience.consistency import SelfConsistency
 from consilience.data import Layout, Set
 from consilience.fitted import Recipe
@@ -14,6 +14,22 @@ from consilience.summaries import Summary, default_summary
 
 WIDE = 20
 """Data of more numbers than that are wide."""
+MOST_DROPPED = 32
+"""Data of more numbers than that may pin parameters down: dropout would blur their posterior."""
+
+
+class Length(NamedTuple):
+    """How long to train: so many epochs, within numbers of steps, but no fewer than `least`."""
+
+    epochs: int
+    fewest: int
+    most: int
+    least: int = 15
+
+    def in_epochs(self, steps: int) -> int:
+        """For so many steps an epoch."""
+        wanted = min(self.most, max(self.fewest, self.epochs * steps))
+        return max(self.least, round(wanted / max(1, steps)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +68,12 @@ def default_plan(
     - **Self-consistency**, unless refused, with the model's likelihood or one learned in
       tandem; a prior that can only be sampled gets a learned density.
     - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
-      training, maximum likelihood then down to a tenth, data bootstrapped or jittered.
+      training, maximum likelihood then down to a tenth, data bootstrapped or jittered. Where a
+      likelihood of more than 20 numbers is learned, lambda is a tenth from half of training on,
+      and maximum likelihood stays.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
-      and almost free of regularisation; maximum likelihood alone has smaller ones with L2.
+      and almost free of regularisation; maximum likelihood alone has smaller ones with L2, and
+      with dropout where data have twice as many numbers as parameters, and no more than 32.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
       proportion to their number. Data of more than 20 numbers are taken for a curve plus
@@ -62,13 +81,14 @@ def default_plan(
       rows of a set, of twice as many numbers as parameters, with one affine layer, more L2
       and a Student-t base: so few numbers say less of the curve, and where it is wrong it
       must not be certain.
-    - **Steps**: maximum likelihood alone takes about 2,000; self-consistency 100 epochs, but no
-      fewer than 2,000 steps and no more than 6,000; all at least 15 epochs. Networks in tandem
-      take 12,000 steps, and at least 150 epochs; with a likelihood of affine layers 200 epochs
-      within 2,000 to 12,000 steps. In batches of 32 (64 from 4,096 runs on);
-      half of the runs where there are fewer than 64.
+    - **Steps**: maximum likelihood alone takes about 2,000, with dropout 35 epochs within 500 and
+      4,500 steps; self-consistency 100 epochs, but no fewer than 2,000 steps and no more than
+      6,000; all at least 15 epochs. Networks in tandem take 12,000 steps, and at least 150
+      epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps, 60 if
+      it is one of more than 20 numbers. In batches of 32 (64 from 4,096 runs on); half of the
+      runs where there are fewer than 64.
     - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
-      alone; self-consistent fits use every run and keep the last epoch.
+      alone and has no dropout; other fits use every run and keep the last epoch.
     """
     consistent = self_consistency is not False
     settings = self_consistency if isinstance(self_consistency, SelfConsistency) else None
@@ -77,23 +97,36 @@ def default_plan(
     exact = model.likelihood is not None
     if settings is not None and settings.exact is not None:
         exact = settings.exact
-    if settings is not None and isinstance(settings.augmentation, Bootstrap):
-        suited = settings.augmentation.suited(layout.kind, exact=exact)
-        settings = dataclasses.replace(settings, augmentation=suited)
     tandem = consistent and not exact
     if tandem and likelihood is None:
         likelihood = _likelihood(n, layout, dim)
+    smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
+    wide = tandem and layout.unit_sizes[0] > WIDE
+    if settings is not None:
+        settings = settings.suited(layout.kind, exact=exact, wide=wide)
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
-    validation = (0.0 if consistent else 0.1) if validation is None else validation
+    # A likelihood beside the posterior wants a best epoch of its own.
+    alone, free = not consistent and likelihood is None, posterior is None
+    if posterior is None:
+        dropped = alone and 2 * dim <= layout.n_features * layout.rows <= MOST_DROPPED
+        posterior = _posterior(consistent, tandem, dropped)
+    if validation is None:
+        validation = 0.0 if consistent or (free and posterior.dropout > 0) else 0.1
     train = n - round(validation * n)
     batch_size = default_batch(train) if batch_size is None else batch_size
     if epochs is None:
-        smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
-        epochs = default_epochs(train // max(1, batch_size), consistent, tandem, smooth)
+        length = _length(
+            consistent=consistent,
+            tandem=tandem,
+            smooth=smooth,
+            wide=wide,
+            unguarded=alone and posterior.dropout > 0 and not validation,
+        )
+        epochs = length.in_epochs(train // max(1, batch_size))
     return Plan(
         recipe=Recipe(
-            posterior=posterior or _posterior(consistent, tandem),
+            posterior=posterior,
             likelihood=likelihood,
             prior=prior,
             summary=summary or default_summary(layout, large=consistent),
@@ -129,24 +162,25 @@ def default_batch(n: int) -> int:
     return max(1, min(32 if n < 4096 else 64, n // 2))
 
 
-def default_epochs(steps: int, consistent: bool, tandem: bool, smooth: bool = False) -> int:
-    """For so many steps an epoch, as many epochs as suffice: longer overfits the labels.
+def _length(*, consistent: bool, tandem: bool, smooth: bool, wide: bool, unguarded: bool) -> Length:
+    """As long as suffices: labels that are seen for longer are overfitted.
 
     Self-consistency can use a larger budget for longer, and two networks that must agree with
     one another take longest, less if the likelihood is a `smooth` one, of affine layers.
+    `unguarded`: labels alone, with dropout, and nothing held out that would say when to stop.
     """
-    wanted, least = 2000, 15
     if tandem:
-        wanted, least = 12_000, 150
-        if smooth:
-            wanted = min(wanted, max(2000, 200 * steps))
-    elif consistent:
-        wanted = min(6000, max(wanted, 100 * steps))
-    return max(least, round(wanted / max(1, steps)))
+        curve = Length(60, 2000, 12_000) if wide else Length(200, 2000, 12_000, 150)
+        return curve if smooth else Length(0, 12_000, 12_000, 150)
+    if consistent:
+        return Length(100, 2000, 6000)
+    return Length(35, 500, 4500) if unguarded else Length(0, 2000, 2000)
 
 
-def _posterior(consistent: bool, tandem: bool) -> Coupling:
-    return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5) if consistent else Coupling()
+def _posterior(consistent: bool, tandem: bool, dropped: bool) -> Coupling:
+    if consistent:
+        return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5)
+    return Coupling(dropout=0.2 if dropped else 0.0)
 
 
 def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:

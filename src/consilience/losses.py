@@ -103,11 +103,10 @@ class Objective(eqx.Module):
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         terms = {}
         if networks.likelihood is not None:
-            x = jax.vmap(self.data.standardise)(runs.x)
             if keys[0] is None:
-                x = jax.vmap(lambda x: self.data.dequantise(x, None))(x)
+                x = jax.vmap(lambda x: self.data.dequantise(x, None))(runs.x)
             else:
-                x = jax.vmap(self.data.dequantise)(x, jax.random.split(keys[0], len(runs.u)))
+                x = jax.vmap(self.data.dequantise)(runs.x, jax.random.split(keys[0], len(runs.u)))
             terms["likelihood"] = -likelihood_standard(
                 networks.likelihood, self.data.layout, runs.u[:, None], x, keys[1]
             )[:, 0]
@@ -176,10 +175,9 @@ class Objective(eqx.Module):
             terms["posterior"] = self._atomic(networks, batch.runs, self.atoms, k_atoms)
         if self.settings is None or batch.spots is None or known is None:
             return terms, {}
-        weight = self.settings.weight(progress)
+        weight, labels = (schedule(progress) for schedule in self.settings.schedules)
         loss, trust, info = self._consistency(networks, batch.spots, known, k_spots, weight)
         terms["consistency"] = weight * loss
-        labels = self.settings.maximum_likelihood(progress)
         terms["posterior"] *= labels + jnp.maximum(1.0 - labels, 0.0) * (1.0 - trust)
         if batch.unlabeled is not None and known_unlabeled is not None:
             loss, _, more = self._consistency(

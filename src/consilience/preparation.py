@@ -192,7 +192,7 @@ def data_spread(data: DataSpace, *sources: Data | None) -> Spread:
         axes = (0, 1) if data.scale[name].ndim < arrays.ndim - 1 else 0
         low[name] = on_device(arrays.min(axis=axes))
         high[name] = on_device(arrays.max(axis=axes))
-    return Spread({name: data.scale[name] for name in low}, low, high)
+    return Spread({name: data.spread(name) for name in low}, low, high)
 
 
 def check_likelihood(model: Model, simulations: Simulations, n: int = 64):
