@@ -9,6 +9,7 @@
 # make browser Chromium for the tests of the HTML report, where apt has it and it is missing
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
+# make results the paper's five experiments and their pages (hours; goes on from results/)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
 # make campaigns     every figure of docs/results/campaigns.md (minutes)
 # make bench   time and accuracy beside BayesFlow, sbi and sbijax (installs them apart)
@@ -16,7 +17,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo examples test test-all docs figures lint bench consistency diagnostics campaigns \
+.PHONY: setup demo examples test test-all docs figures lint bench consistency results diagnostics campaigns \
   wheels browser clean
 
 setup: .venv/ready
@@ -64,6 +65,14 @@ bench: setup
 
 consistency: setup
 	$(BIN)/python benchmarks/consistency.py
+
+EXPERIMENTS := gmm two-moons hes1 source sir
+
+results: setup
+	for name in $(EXPERIMENTS); do \
+	  $(BIN)/consilience reproduce $$name --out results/$$name && \
+	  $(BIN)/consilience report results/$$name --out docs/results || exit 1; \
+	done
 
 diagnostics: setup
 	$(BIN)/python benchmarks/diagnostics.py

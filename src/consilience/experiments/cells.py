@@ -1,8 +1,8 @@
 """Cells of an experiment: what each is, and running them one by one, to stop and go on at will.
 
 A cell is one fit and what was measured on it. When it is done its numbers are written to
-`cells/`, with arrays for the figures beside them, and `results.csv` holds the numbers of all.
-A cell that is there is not run again.
+`cells/`, and `results.csv` holds the numbers of all. A cell that is there is not run again.
+Figures show the first seed, whose cells keep their arrays too.
 """
 
 import csv
@@ -145,7 +145,7 @@ def run_cells(
             bar.set_description(f"cell {number} of {len(waiting)}: {cell}")
             start, begun = time.perf_counter(), time.process_time()
             found = run(cell)
-            if found.arrays:
+            if found.arrays and cell.seed == 0:
                 write_arrays(kept / f"{cell.name}.npz", found.arrays)
             spent = {
                 "seconds": round(time.perf_counter() - start, 1),
@@ -187,7 +187,7 @@ def write_arrays(path: Path, arrays: dict[str, Any]):
 
 
 def read_arrays(folder: str | Path, row: Row) -> dict[str, np.ndarray]:
-    """The arrays that a cell left for the figures."""
+    """The arrays that a cell of the first seed left for the figures."""
     cell = Cell(**{name: row[name] for name in FIELDS})
     path = Path(folder) / "cells" / f"{cell.name}.npz"
     if not path.exists():

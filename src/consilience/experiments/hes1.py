@@ -32,7 +32,8 @@ FLOW = Coupling(layers=4, width=128, df=50.0, spectral=True)
 UNDEREXPRESSIVE = Coupling(layers=1, width=128, df=50.0, activation="identity", l2=0.0)
 EPOCHS, BATCH = 70, 16
 LARGEST_R_HAT = 1.01
-TESTS, TOGETHER, PREDICTIONS = 50, 5, 200
+TESTS, TOGETHER, PREDICTIONS = 50, 25, 200
+CHAINS = {"length": 1000, "warmup": 600}
 
 
 @functools.cache
@@ -47,7 +48,7 @@ def problem(folder: Path):
 
     def make(number: int):
         few = jnp.asarray(x[number * TOGETHER : (number + 1) * TOGETHER])
-        found = hes1.reference_sample(few, keys[number])
+        found = hes1.reference_sample(few, keys[number], **CHAINS)
         return {"draws": np.asarray(found.draws), "r_hat": np.asarray(found.r_hat)}
 
     parts = [

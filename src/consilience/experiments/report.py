@@ -146,8 +146,8 @@ def _draws(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
     shown, exact = {}, None
     for row in _at_one_budget(rows):
         arrays = read_arrays(folder, row)
-        if arrays.get("draws", np.zeros((0, 0, 0))).shape[-1] == 2 and "exact" in arrays:
-            shown[label(row)], exact = arrays["draws"][0], arrays["exact"][0]
+        if "draws" in arrays:
+            shown[label(row)], exact = arrays["draws"], arrays["exact"]
     if exact is None:
         return {}
     return {"draws": plots.side_by_side({**dict(list(shown.items())[:4]), "exact": exact})}
