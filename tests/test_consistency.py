@@ -292,8 +292,8 @@ def test_schedules_at_the_start_the_middle_and_the_end():
 def test_self_consistency_is_off_at_the_start_by_default(model, sims):
     plan = default_plan(model, model.layout, DIM, len(sims))
     for settings in (cs.SelfConsistency(), plan.self_consistency):
-        assert float(settings.weight(jnp.array(0.0))) == 0
-        assert float(settings.weight(jnp.array(1.0))) == 1
+        assert float(settings.schedules[0](jnp.array(0.0))) == 0
+        assert float(settings.schedules[0](jnp.array(1.0))) == 1
 
 
 def test_bounded_is_the_variance_where_values_agree():
