@@ -120,9 +120,9 @@ def draw_figures(experiment: Experiment, rows: Sequence[Row], folder: Path) -> d
     """Every measure against the budget, the spread over test sets, calibration, and draws."""
     figures: dict[str, Any] = {}
     for number, table in enumerate(experiment.tables, 1):
-        values = collect(table, rows)
-        several = {c for row in values.values() for c in row}
-        if table.across == "budget" and len(several) > 1:
+        # A method at a single budget is no curve: the table has it.
+        values = {name: row for name, row in collect(table, rows).items() if len(row) > 1}
+        if table.across == "budget" and values:
             name = f"{number}-{table.measure.replace('_', '-')}"
             figures[name] = plots.budgets(values, ylabel=table.title.split(",")[0])
     first = [row for row in rows if row["seed"] == 0]
