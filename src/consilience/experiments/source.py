@@ -106,8 +106,8 @@ EXPERIMENT = Experiment(
     ),
     notes=(
         "The paper's text has the intensity itself; its table was made with the logarithm, as in "
-        "Foster et al. (2021). Both are here. K = 500 was run at 512 only: at 4,096 it takes "
-        "hours on two cores. Measured at 30 points of our own, and on 200 test sets, not 1,000. "
+        "Foster et al. (2021). K = 500 has cells at 512 only: at 4,096 it takes hours on two "
+        "cores. Measured at 30 points of our own, and on 200 test sets, not 1,000. "
         "The paper's protocol takes the measurements as a set, the default one as a vector. The "
         "default recipe's steps and size of jitter were chosen on seed 0 and these test sets, "
         "among three and four."
