@@ -10,7 +10,7 @@ from scipy import stats
 
 import consilience as cs
 from consilience.metrics import mmd
-from consilience.tasks import gmm, two_moons
+from consilience.tasks import gmm, source, two_moons
 from consilience.tasks.grid import grid_sample
 from tests.conftest import ROWS, TINY, conjugate_model
 
@@ -121,6 +121,15 @@ def test_unlabelled_data_make_the_posterior_right_where_they_are():
     print("error of the mean, without and with:", np.round(errors, 3))
     assert errors[1] < errors[0] / 5
     assert errors[1] < 0.1
+
+
+def test_the_default_recipe_is_calibrated_on_vectors():
+    """The source from 512 runs. Without importance the error of coverage is above 0.1."""
+    model = source.model()
+    sims = cs.simulate(model, 512, key=jax.random.key(30))
+    fit = cs.fit(model, sims, key=jax.random.key(31), progress=False)
+    table = cs.calibrate(fit, n=1000, key=jax.random.key(32)).table
+    assert float(table["error"].max()) < 0.04
 
 
 def test_a_sharp_likelihood_does_not_drown_the_labels():

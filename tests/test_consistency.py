@@ -313,6 +313,35 @@ def test_bounded_grows_in_a_straight_line_with_one_far_value():
     assert np.diff(variances)[1] > 1.5 * np.diff(variances)[0]
 
 
+@pytest.mark.parametrize(("importance", "scale"), [(0.0, 0.9), (1.0, 1.0)])
+def test_importance_makes_it_the_variance_under_the_true_posterior(importance, scale):
+    """A posterior N(0, 1) learned as N(0, 0.9²): the variances under either in closed form."""
+    narrow = 0.9
+    theta = narrow * np.random.default_rng(0).normal(size=200_000)
+    values = stats.norm.logpdf(theta) - stats.norm.logpdf(theta, scale=narrow)
+    found = cs.Bounded(100.0, importance)(jnp.asarray(values))
+    # The values are a constant plus a multiple of theta², whose variance is twice sd⁴.
+    exact = 0.25 * (1 / narrow**2 - 1) ** 2 * 2 * scale**4
+    assert float(found) == pytest.approx(exact, rel=0.03)
+
+
+def test_importance_pulls_at_the_draws_that_the_posterior_lacks():
+    values = jnp.array([0.0, 0.5, -0.5, 0.2, 4.0])
+    alike, weighted = (
+        np.asarray(jax.grad(cs.Bounded(importance=share))(values)) for share in (0.0, 1.0)
+    )
+    # A value is lowered by raising the posterior there: so is the largest, in either way.
+    assert alike[-1] > 0
+    assert weighted[-1] > 0
+    assert np.abs(alike[:-1]).max() > 0.1 * alike[-1]
+    middle = np.asarray(jax.grad(cs.Bounded(importance=0.5))(values))
+    assert np.isfinite(middle).all()
+    # Draws where the posterior has too much are left to its normalisation.
+    low = jnp.array([0.0, 0.5, -0.5, 0.2, -40.0])
+    assert jax.grad(cs.Bounded(importance=0.0))(low)[-1] == pytest.approx(-2 * 3.0 / 5)
+    assert jax.grad(cs.Bounded(importance=1.0))(low)[-1] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_the_gradient_of_bounded_is_bounded_and_blind_to_a_common_shift():
     criterion, rng = cs.Bounded(3.0), np.random.default_rng(1)
     values = jnp.asarray(rng.normal(size=(50, 10)) * 10 ** rng.uniform(-1, 3, size=(50, 1)))
@@ -619,6 +648,8 @@ def test_a_broken_number_of_samples_is_refused():
 def test_bad_settings_of_its_parts_are_refused():
     with pytest.raises(ValueError, match="bound must be positive, got 0"):
         cs.Bounded(0.0)
+    with pytest.raises(ValueError, match=r"importance must be in \[0, 1\], or None, got 2"):
+        cs.Bounded(importance=2.0)
     with pytest.raises(ValueError, match=r"share must be in \[0, 1\], got 1.5"):
         cs.Mixture(1.5)
     with pytest.raises(ValueError, match=r"jitter must not be negative, got -0\.1"):

@@ -142,3 +142,14 @@ MANY = cs.Coupling(cs.Affine(), layers=2, frame=3, l2=1.5 / 1024)
 )
 def test_the_likelihood_of_many_numbers_is_a_curve_plus_noise(data, likelihood):
     assert plan(likelihood=False, **data).recipe.likelihood == likelihood
+
+
+def test_draws_are_weighted_where_the_likelihood_is_exact_and_data_are_no_set():
+    chosen = lambda **said: plan(**said).self_consistency.criterion.importance  # noqa: E731
+    assert chosen() == 1.0
+    assert chosen(rows=5) == 0.0
+    assert chosen(self_consistency=cs.SelfConsistency(exact=False)) == 0.0
+    said = cs.SelfConsistency(criterion=cs.Bounded(importance=0.3))
+    assert chosen(self_consistency=said) == 0.3
+    other = cs.SelfConsistency(criterion=cs.Variance())
+    assert plan(self_consistency=other).self_consistency.criterion == cs.Variance()

@@ -45,7 +45,8 @@ class SelfConsistency:
     likelihood counts more in their place: where a likelihood is so sharp that the values of
     the identity are far apart, labels are the better guide. None for no limit.
     `proposal`: where theta come from.
-    `criterion`: the measure of spread.
+    `criterion`: the measure of spread; draws weighted by the evidence at them where the
+    likelihood is exact and data are not a set.
     `augmentation`: data to ask at in place of the simulated ones; None for those themselves.
     `exact`: take the model's own log-likelihood (True) or the learned one (False); by
     default the model's own if it has one.
@@ -95,14 +96,21 @@ class SelfConsistency:
 
         `wide`: the likelihood is learned, and one of many numbers.
         """
-        augmentation, (weight, labels) = self.augmentation, self.schedules
+        augmentation, criterion = self.augmentation, self.criterion
+        weight, labels = self.schedules
         if isinstance(augmentation, Bootstrap):
             augmentation = augmentation.suited(kind, exact=exact)
+        if isinstance(criterion, Bounded):
+            criterion = criterion.suited(kind, exact=exact)
         if wide:
             weight = self.weight or Step(0.5, after=0.1)
             labels = self.maximum_likelihood or Constant()
         return dataclasses.replace(
-            self, augmentation=augmentation, weight=weight, maximum_likelihood=labels
+            self,
+            augmentation=augmentation,
+            criterion=criterion,
+            weight=weight,
+            maximum_likelihood=labels,
         )
 
     @property

@@ -68,9 +68,10 @@ def default_plan(
     - **Self-consistency**, unless refused, with the model's likelihood or one learned in
       tandem; a prior that can only be sampled gets a learned density.
     - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
-      training, maximum likelihood then down to a tenth, data bootstrapped or jittered. Where a
-      likelihood of more than 20 numbers is learned, lambda is a tenth from half of training on,
-      and maximum likelihood stays.
+      training, maximum likelihood then down to a tenth, data bootstrapped or jittered; draws
+      count by the evidence at them where the likelihood is exact and data are not a set. Where
+      a likelihood of more than 20 numbers is learned, lambda is a tenth from half of training
+      on, and maximum likelihood stays.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2, and
       with dropout where data have twice as many numbers as parameters, and no more than 32.

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from consilience.calibration import calibrate
+from consilience.consistency import SelfConsistency
+from consilience.criteria import Bounded
 from consilience.experiments.cells import (
     Block,
     Cell,
@@ -23,6 +25,7 @@ from consilience.experiments.cells import (
 from consilience.fitted import Fit
 from consilience.metrics import mmd
 from consilience.model import Model
+from consilience.schedules import Constant, Schedule
 from consilience.simulating import simulate
 from consilience.simulations import Simulations
 from consilience.types import Data, PRNGKey
@@ -116,6 +119,21 @@ def _claim(folder: Path, name: str):
         raise ValueError(f"{folder} holds results of {held}: pass another folder for {name}.")
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(name + "\n")
+
+
+def published_loss(
+    samples: int, weight: Schedule, *, limit: float | None = None, exact: bool | None = None
+) -> SelfConsistency:
+    """The paper's self-consistency, with lambda over training; its variance is bounded."""
+    return SelfConsistency(
+        max(2, samples),
+        weight=weight,
+        maximum_likelihood=Constant(),
+        criterion=Bounded(importance=0.0),
+        augmentation=None,
+        limit=limit,
+        exact=exact,
+    )
 
 
 def training_set(model: Model, cell: Cell) -> tuple[Simulations, PRNGKey]:

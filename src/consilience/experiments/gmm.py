@@ -17,12 +17,13 @@ from consilience.experiments.experiment import (
     against_exact,
     distances,
     draw,
+    published_loss,
     ranked,
     test_set,
     training_set,
 )
 from consilience.rounds import sequential
-from consilience.schedules import Constant, Step
+from consilience.schedules import Step
 from consilience.tasks import gmm
 from consilience.training import fit
 
@@ -48,14 +49,8 @@ def settings(cell: Cell) -> dict[str, Any]:
     elif cell.protocol == "default":
         chosen["self_consistency"] = SelfConsistency(cell.samples, exact=not tandem)
     else:
-        chosen["self_consistency"] = SelfConsistency(
-            cell.samples,
-            weight=Step((20 if tandem else 5) / gmm.PAPER_EPOCHS),
-            maximum_likelihood=Constant(),
-            augmentation=None,
-            limit=None,
-            exact=not tandem,
-        )
+        warm_up = Step((20 if tandem else 5) / gmm.PAPER_EPOCHS)
+        chosen["self_consistency"] = published_loss(cell.samples, warm_up, exact=not tandem)
     if cell.protocol == "paper":
         chosen["posterior"] = CONSISTENT if consistent else gmm.PAPER_POSTERIOR
         chosen["summary"] = gmm.PAPER_SUMMARY

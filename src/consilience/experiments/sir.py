@@ -16,16 +16,17 @@ from consilience.experiments.experiment import (
     Table,
     against_exact,
     computed_once,
+    published_loss,
     test_set,
     training_set,
 )
 from consilience.flows import Coupling
-from consilience.schedules import Constant, Step
+from consilience.schedules import Step
 from consilience.tasks import sir
 from consilience.training import fit
 
 FLOW = Coupling(layers=5, width=128, df=30.0)
-EPOCHS, BATCH = 100, 32
+EPOCHS, BATCH, LIMIT = 100, 32, 10.0
 
 
 @functools.cache
@@ -46,12 +47,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
             return {"self_consistency": SelfConsistency(cell.samples)}
         return {"self_consistency": False, "likelihood": Coupling() if tandem else None}
     epochs = 3 if quick else EPOCHS
-    loss = SelfConsistency(
-        max(2, cell.samples),
-        weight=Step(2 / epochs, after=0.1),
-        maximum_likelihood=Constant(),
-        augmentation=None,
-    )
+    loss = published_loss(cell.samples, Step(2 / epochs, after=0.1), limit=LIMIT)
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW,

@@ -15,11 +15,12 @@ from consilience.experiments.experiment import (
     Published,
     Table,
     against_exact,
+    published_loss,
     test_set,
     training_set,
 )
 from consilience.flows import Coupling
-from consilience.schedules import Constant, Step
+from consilience.schedules import Step
 from consilience.summaries import SetTransformer
 from consilience.tasks import source
 from consilience.training import fit
@@ -45,13 +46,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
     consistent = cell.samples > 0
     if cell.protocol == "default":
         return {"self_consistency": SelfConsistency(cell.samples) if consistent else False}
-    loss = SelfConsistency(
-        max(2, cell.samples),
-        weight=Step(0.2, after=0.01),
-        maximum_likelihood=Constant(),
-        augmentation=None,
-        limit=None,
-    )
+    loss = published_loss(cell.samples, Step(0.2, after=0.01))
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW if consistent else PLAIN,

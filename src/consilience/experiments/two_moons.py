@@ -16,11 +16,12 @@ from consilience.experiments.experiment import (
     Published,
     Table,
     against_exact,
+    published_loss,
     test_set,
     training_set,
 )
 from consilience.flows import Coupling
-from consilience.schedules import Constant, Step
+from consilience.schedules import Step
 from consilience.scores import score
 from consilience.tasks import two_moons
 from consilience.training import fit
@@ -44,13 +45,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
         return {"self_consistency": False, "likelihood": Coupling()}
-    loss = SelfConsistency(
-        max(2, cell.samples),
-        weight=Step(0.5),
-        maximum_likelihood=Constant(),
-        augmentation=None,
-        limit=None,
-    )
+    loss = published_loss(cell.samples, Step(0.5))
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW,

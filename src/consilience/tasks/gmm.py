@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.consistency import SelfConsistency
+from consilience.criteria import Bounded
 from consilience.data import Set
 from consilience.flows import Coupling
 from consilience.model import Model, PerRow
@@ -83,6 +84,7 @@ PAPER_CONSISTENCY = SelfConsistency(
     samples=10,
     weight=Step(5 / 35),
     maximum_likelihood=Constant(),
+    criterion=Bounded(importance=0.0),
     augmentation=None,
     limit=None,
 )
