@@ -105,6 +105,9 @@ EXPERIMENT = Experiment(
         "cores. Measured at 30 points of our own, and on 200 test sets, not 1,000. "
         "The paper's protocol takes the measurements as a set, the default one as a vector. The "
         "default recipe's steps and size of jitter were chosen on seed 0 and these test sets, "
-        "among three and four."
+        "among three and four; its weights of draws on other seeds and test sets. Of NPE from "
+        "vectors no other recipe was better at 512 runs, on other seeds: a dense summary, more L2 "
+        "or dropout, twice the epochs, fewer or affine layers. The set transformer is told where "
+        "each signal was measured, the vector is not."
     ),
 )
