@@ -22,6 +22,7 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
+from consilience.flows import Coupling
 from consilience.rounds import sequential
 from consilience.schedules import Step
 from consilience.tasks import gmm
@@ -55,8 +56,9 @@ def settings(cell: Cell) -> dict[str, Any]:
         chosen["posterior"] = CONSISTENT if consistent else gmm.PAPER_POSTERIOR
         chosen["summary"] = gmm.PAPER_SUMMARY
         chosen["epochs"], chosen["batch_size"] = gmm.PAPER_EPOCHS, gmm.PAPER_BATCH
-    if tandem:
-        chosen["likelihood"] = gmm.PAPER_POSTERIOR
+        chosen["likelihood"] = gmm.PAPER_POSTERIOR if tandem else None
+    elif tandem and not consistent:
+        chosen["likelihood"] = Coupling()
     return chosen
 
 
