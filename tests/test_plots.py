@@ -474,6 +474,12 @@ def test_budgets_show_means_seeds_and_the_floor():
     assert [text.get_text() for text in axis.get_xticklabels()] == ["256", "1,024", "9,000"]
 
 
+def test_budgets_with_scores_below_zero_have_a_straight_axis():
+    axis = plots.budgets({"a": {256: [0.0, 1.0], 512: [-3.0]}})
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "linear")
+    np.testing.assert_allclose(values_of(labelled(axis, "a"))[1], [0.5, -3.0])
+
+
 def test_budgets_draw_every_method_and_tell_them_apart():
     axis = plots.budgets(scores(*range(1, 10)))
     lines = axis.lines[::2]

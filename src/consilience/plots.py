@@ -354,16 +354,20 @@ def budgets(
     """A score against the number of simulations: the mean of each method, and every seed.
 
     `results`: by method and budget, a value for each seed. `floor`: the best there can be.
+    The axis of scores is logarithmic where all are positive.
     """
     axis = panels([""], "simulations", ylabel, size=(4.6, 3.2))[0]
     for (name, scores), style in zip(results.items(), itertools.cycle(STYLES), strict=False):
         (color, line, marker), at = style, sorted(scores)
         means = [np.mean(scores[n]) for n in at]
-        axis.loglog(at, means, color=color, ls=line, marker=marker, ms=5, lw=1.5, label=name)
+        axis.plot(at, means, color=color, ls=line, marker=marker, ms=5, lw=1.5, label=name)
         seeds = np.array([(n, value) for n in at for value in scores[n]])
         axis.plot(*seeds.T, marker, color=color, ms=2.5, mew=0, alpha=0.6)
     if floor is not None:
         axis.axhline(floor, color=INK, ls=":", lw=1.2, label="floor")
+    axis.set_xscale("log")
+    if all(np.min(seeds) > 0 for scores in results.values() for seeds in scores.values()):
+        axis.set_yscale("log")
     every = sorted({n for scores in results.values() for n in scores})
     ticks = every[:1]
     for n in every:

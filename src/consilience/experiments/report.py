@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from consilience.experiments.experiment import RANK_DRAWS, Experiment, Table, re
 from consilience.panels import INK, STYLES, panels
 
 Values = dict[str, dict[int, list[float]]]
+LABEL_WIDTH = 34
+"""Letters in a line of an axis's label: more would be cut."""
 
 
 def report(experiment: Experiment, folder: str | Path, out: str | Path | None = None) -> Path:
@@ -124,7 +127,8 @@ def draw_figures(experiment: Experiment, rows: Sequence[Row], folder: Path) -> d
         values = {name: row for name, row in collect(table, rows).items() if len(row) > 1}
         if table.across == "budget" and values:
             name = f"{number}-{table.measure.replace('_', '-')}"
-            figures[name] = plots.budgets(values, ylabel=table.title.split(",")[0])
+            ylabel = textwrap.fill(table.title.split(",")[0], LABEL_WIDTH)
+            figures[name] = plots.budgets(values, ylabel=ylabel)
     first = [row for row in rows if row["seed"] == 0]
     figures |= _spread(first, folder) | _calibration(first, folder) | _draws(first, folder)
     return figures | experiment.draw(first, folder)
