@@ -148,6 +148,7 @@ def test_draws_are_weighted_where_the_likelihood_is_exact_and_data_are_no_set():
     chosen = lambda **said: plan(**said).self_consistency.criterion.importance  # noqa: E731
     assert chosen() == 1.0
     assert chosen(rows=5) == 0.0
+    assert chosen(atomic=True) == 0.0
     assert chosen(self_consistency=cs.SelfConsistency(exact=False)) == 0.0
     said = cs.SelfConsistency(criterion=cs.Bounded(importance=0.3))
     assert chosen(self_consistency=said) == 0.3

@@ -46,7 +46,7 @@ class SelfConsistency:
     the identity are far apart, labels are the better guide. None for no limit.
     `proposal`: where theta come from.
     `criterion`: the measure of spread; draws weighted by the evidence at them where the
-    likelihood is exact and data are not a set.
+    likelihood is exact and data are not a set, but in atomic rounds.
     `augmentation`: data to ask at in place of the simulated ones; None for those themselves.
     `exact`: take the model's own log-likelihood (True) or the learned one (False); by
     default the model's own if it has one.
@@ -91,17 +91,20 @@ class SelfConsistency:
         """Lambda and the weight of maximum likelihood, over training."""
         return self.weight or Step(0.15), self.maximum_likelihood or Step(0.15, 1.0, 0.1)
 
-    def suited(self, kind: Kind, *, exact: bool, wide: bool) -> "SelfConsistency":
+    def suited(
+        self, kind: Kind, *, exact: bool, wide: bool, atomic: bool = False
+    ) -> "SelfConsistency":
         """With what was left open, for data of a kind and a likelihood that is `exact` or not.
 
-        `wide`: the likelihood is learned, and one of many numbers.
+        `wide`: the likelihood is learned, and one of many numbers. `atomic`: the posterior is
+        learned by telling theta apart.
         """
         augmentation, criterion = self.augmentation, self.criterion
         weight, labels = self.schedules
         if isinstance(augmentation, Bootstrap):
             augmentation = augmentation.suited(kind, exact=exact)
         if isinstance(criterion, Bounded):
-            criterion = criterion.suited(kind, exact=exact)
+            criterion = criterion.suited(kind, exact=exact, atomic=atomic)
         if wide:
             weight = self.weight or Step(0.5, after=0.1)
             labels = self.maximum_likelihood or Constant()

@@ -44,7 +44,8 @@ class Bounded:
     drawn to where it lacks mass. 0 weights them alike: the variance under the learned
     posterior, which may become too narrow. Numbers between are shares of either. By default 1
     where the likelihood is exact and data are not a set, as where these are moved far (see
-    `Bootstrap`), else 0.
+    `Bootstrap`), else 0. So it is with `atoms`: their loss does not say how much mass the
+    posterior has elsewhere, and neither would draws of no weight.
 
     >>> values = jnp.array([0.0, 1.0, 2.0, 1000.0, 1.0])
     >>> float(Bounded(3.0)(values)) < 0.01 * float(Variance()(values))
@@ -60,11 +61,11 @@ class Bounded:
         if self.importance is not None and not 0 <= self.importance <= 1:
             raise ValueError(f"importance must be in [0, 1], or None, got {self.importance}.")
 
-    def suited(self, kind: Kind, *, exact: bool) -> "Bounded":
-        """With weights, if none were chosen, for this kind of data and likelihood."""
+    def suited(self, kind: Kind, *, exact: bool, atomic: bool) -> "Bounded":
+        """With weights, if none were chosen, for this kind of data, likelihood and loss."""
         if self.importance is not None:
             return self
-        weighted = exact and not isinstance(kind, Set)
+        weighted = exact and not atomic and not isinstance(kind, Set)
         return dataclasses.replace(self, importance=1.0 if weighted else 0.0)
 
     def __call__(self, values: Values, multipliers: Flat | None = None) -> Scalar:

@@ -62,14 +62,18 @@ def default_plan(
     epochs: int | None = None,
     batch_size: int | None = None,
     validation: float | None = None,
+    atomic: bool = False,
 ) -> Plan:
     """What to do with `n` runs of a model: what is said stays, the rest is chosen here.
+
+    `atomic`: theta came from a proposal, and the posterior is learned by telling them apart.
 
     - **Self-consistency**, unless refused, with the model's likelihood or one learned in
       tandem; a prior that can only be sampled gets a learned density.
     - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
       training, maximum likelihood then down to a tenth, data bootstrapped or jittered; draws
-      count by the evidence at them where the likelihood is exact and data are not a set. Where
+      count by the evidence at them where the likelihood is exact and data are not a set, but
+      in atomic rounds. Where
       a likelihood of more than 20 numbers is learned, lambda is a tenth from half of training
       on, and maximum likelihood stays.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
@@ -104,7 +108,7 @@ def default_plan(
     smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
     wide = tandem and layout.unit_sizes[0] > WIDE
     if settings is not None:
-        settings = settings.suited(layout.kind, exact=exact, wide=wide)
+        settings = settings.suited(layout.kind, exact=exact, wide=wide, atomic=atomic)
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
     # A likelihood beside the posterior wants a best epoch of its own.

@@ -139,6 +139,7 @@ def fit(
         epochs=epochs,
         batch_size=batch_size,
         validation=validation,
+        atomic=atoms is not None,
     )
     for_split, for_networks, for_order, for_validity = generator(key).spawn(4)
     train, held_out = split(len(simulations), plan.validation, for_split, room)
