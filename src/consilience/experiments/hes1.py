@@ -32,7 +32,6 @@ from consilience.training import fit
 FLOW = Coupling(layers=4, width=128, df=50.0, spectral=True)
 UNDEREXPRESSIVE = Coupling(layers=1, width=128, df=50.0, activation="identity", l2=0.0)
 EPOCHS, BATCH = 70, 16
-LIMIT = 10.0
 LARGEST_R_HAT = 1.01
 TESTS, TOGETHER, PREDICTIONS = 50, 25, 200
 CHAINS = {"length": 1000, "warmup": 600}
@@ -82,7 +81,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
         return {"self_consistency": False, "likelihood": Coupling()}
-    loss = published_loss(cell.samples, Step(10 / 70), limit=LIMIT)
+    loss = published_loss(cell.samples, Step(10 / 70), limit=SelfConsistency.limit)
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW,

@@ -26,7 +26,7 @@ from consilience.tasks import sir
 from consilience.training import fit
 
 FLOW = Coupling(layers=5, width=128, df=30.0)
-EPOCHS, BATCH, LIMIT = 100, 32, 10.0
+EPOCHS, BATCH = 100, 32
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
             return {"self_consistency": SelfConsistency(cell.samples)}
         return {"self_consistency": False, "likelihood": Coupling() if tandem else None}
     epochs = 3 if quick else EPOCHS
-    loss = published_loss(cell.samples, Step(2 / epochs, after=0.1), limit=LIMIT)
+    loss = published_loss(cell.samples, Step(2 / epochs, after=0.1), limit=SelfConsistency.limit)
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW,
