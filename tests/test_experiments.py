@@ -49,6 +49,8 @@ def test_a_method_that_is_not_there_is_refused():
         plan(BLOCKS, Choice(methods=["ABC"]), seeds=1)
     with pytest.raises(ValueError, match="at least one seed, got 0"):
         plan(BLOCKS, Choice(), seeds=0)
+    with pytest.raises(ValueError, match="K must be 2 or more, got 0"):
+        plan(BLOCKS, Choice(samples=[10, 0]), seeds=1)
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path):

@@ -94,6 +94,11 @@ def plan(blocks: Iterable[Block], choice: Choice, seeds: int) -> list[Cell]:
     protocols = _among(choice.protocols, PROTOCOLS, "protocol")
     if seeds < 1:
         raise ValueError(f"There must be at least one seed, got {seeds}.")
+    if choice.samples and min(choice.samples) < 2:
+        raise ValueError(
+            "Self-consistency compares values of theta with one another: K must be 2 or more, got "
+            f"{min(choice.samples)}. Methods without it have none: choose them by name."
+        )
     cells: dict[Cell, None] = {}
     for seed, block in itertools.product(range(seeds), blocks):
         if block.method.lower() not in methods:

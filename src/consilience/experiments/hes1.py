@@ -135,6 +135,7 @@ def show_predictions(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
 
 
 BUDGETS = (256, 512, 1024)
+POOR = "Underexpressive likelihood network"
 EXPERIMENT = Experiment(
     name="hes1",
     title="Hes1",
@@ -153,9 +154,9 @@ EXPERIMENT = Experiment(
         Table("calibration_error", "Calibration error, mean of four parameters"),
         Table("mmd", "Posterior MMD, in the prior's standard deviations"),
         Table("loss", "Negative log posterior density at the true parameters, 500 tests (nats)"),
-        Table("calibration_error", "Underexpressive likelihood", variants=("underexpressive",)),
-        Table("mmd", "Underexpressive likelihood", variants=("underexpressive",)),
-        Table("loss", "Underexpressive likelihood", variants=("underexpressive",)),
+        Table("calibration_error", f"{POOR}: calibration error", variants=("underexpressive",)),
+        Table("mmd", f"{POOR}: posterior MMD", variants=("underexpressive",)),
+        Table("loss", f"{POOR}: negative log posterior density", variants=("underexpressive",)),
     ),
     notes=(
         "K = 500 is what the paper's text says, K = 100 what its appendix says. "
