@@ -729,7 +729,7 @@ def test_the_evidence_needs_a_density_of_the_prior_and_a_likelihood(model, sims)
     unknown = cs.Model(
         dist.Normal(0.0, 1.0).expand([DIM]).to_event(1), model.simulator, data=cs.Set()
     )
-    with pytest.raises(ValueError, match=r"needs a likelihood.*likelihood=cs.Coupling\(\)"):
+    with pytest.raises(ValueError, match=r"needs a likelihood.*likelihood=True"):
         make_joint(unknown, None, None)
     with pytest.raises(ValueError, match="no log-likelihood"):
         quick(unknown, sims, self_consistency=cs.SelfConsistency(exact=True))

@@ -30,7 +30,10 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **
     ("n", "said", "steps"),
     [
         # Maximum likelihood alone: 2,000 steps on nine tenths of the runs.
-        (1024, {"self_consistency": False, "numbers": 1}, 2000),
+        (1024, {"self_consistency": False, "numbers": 33}, 2000),
+        # Of few numbers 20,000, unless nothing is held out.
+        (1024, {"self_consistency": False, "numbers": 1}, 20_000),
+        (1024, {"self_consistency": False, "numbers": 1, "validation": 0.0}, 2000),
         # With dropout: 35 epochs of all runs, between 500 and 4,500 steps.
         (64, {"self_consistency": False}, 500),
         (1024, {"self_consistency": False}, 1120),
@@ -48,8 +51,9 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **
         (256, {"likelihood": False}, 2000),
         (512, {"likelihood": False}, 3200),
         (4096, {"likelihood": False}, 12_000),
-        # One of more than 20 numbers: 60 epochs.
+        # One of more than 20 numbers, or of rows: 60 epochs.
         (2048, {"likelihood": False, "numbers": 160}, 3840),
+        (2048, {"likelihood": False, "rows": 5}, 3840),
         # Large budgets: at least so many epochs.
         (1_000_000, {}, 15 * 15_625),
         (100_000, {"likelihood": False}, 150 * 1562),
@@ -67,10 +71,13 @@ def test_the_number_of_steps(n, said, steps):
     [
         ({"numbers": 8, "dim": 4}, 0.2, 0.0),
         ({"numbers": 2, "rows": 5, "dim": 4}, 0.2, 0.0),
-        ({"numbers": 7, "dim": 4}, 0.0, 0.1),
+        # A little where they are few: 25 / n, at most 0.05.
+        ({"numbers": 7, "dim": 4}, 25 / 1024, 0.1),
+        ({"numbers": 7, "dim": 4, "n": 64}, 0.05, 0.1),
+        ({"numbers": 7, "dim": 4, "validation": 0.0}, 0.0, 0.0),
         ({"numbers": 33, "dim": 4}, 0.0, 0.1),
         # With a likelihood beside it, or a posterior of one's own.
-        ({"numbers": 8, "dim": 4, "learned": cs.Coupling()}, 0.0, 0.1),
+        ({"numbers": 8, "dim": 4, "learned": cs.Coupling()}, 0.2, 0.0),
         ({"numbers": 8, "dim": 4, "posterior": cs.Coupling(dropout=0.1)}, 0.1, 0.1),
     ],
 )
@@ -142,6 +149,9 @@ MANY = cs.Coupling(cs.Affine(), layers=2, frame=3, l2=1.5 / 1024)
 )
 def test_the_likelihood_of_many_numbers_is_a_curve_plus_noise(data, likelihood):
     assert plan(likelihood=False, **data).recipe.likelihood == likelihood
+    alone = plan(likelihood=False, self_consistency=False, learned=True, **data)
+    assert alone.recipe.likelihood == likelihood
+    assert plan(self_consistency=False, **data).recipe.likelihood is None
 
 
 def test_draws_are_weighted_where_the_likelihood_is_exact_and_data_are_no_set():

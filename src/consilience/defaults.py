@@ -56,7 +56,7 @@ def default_plan(
     *,
     self_consistency: SelfConsistency | bool | None = None,
     posterior: Coupling | None = None,
-    likelihood: Coupling | None = None,
+    likelihood: Coupling | bool | None = None,
     prior: Coupling | None = None,
     summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
@@ -78,7 +78,8 @@ def default_plan(
       on, and maximum likelihood stays.
     - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
       and almost free of regularisation; maximum likelihood alone has smaller ones with L2, and
-      with dropout where data have twice as many numbers as parameters, and no more than 32.
+      with dropout where data have twice as many numbers as parameters, and no more than 32; a
+      little, in inverse proportion to the runs, where they have fewer numbers.
       Two that are learned in tandem have six layers each, since either can only be as sharp
       as the other; the likelihood sees nothing but the labels, and has L2 in inverse
       proportion to their number. Data of more than 20 numbers are taken for a curve plus
@@ -87,13 +88,14 @@ def default_plan(
       and a Student-t base: so few numbers say less of the curve, and where it is wrong it
       must not be certain.
     - **Steps**: maximum likelihood alone takes about 2,000, with dropout 35 epochs within 500 and
-      4,500 steps; self-consistency 100 epochs, but no fewer than 2,000 steps and no more than
-      6,000; all at least 15 epochs. Networks in tandem take 12,000 steps, and at least 150
-      epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps, 60 if
-      it is one of more than 20 numbers. In batches of 32 (64 from 4,096 runs on); half of the
-      runs where there are fewer than 64.
+      4,500 steps, and 20,000 where data have fewer than twice as many numbers as parameters and
+      runs are held out; self-consistency 100 epochs, but no fewer than 2,000 steps and no more
+      than 6,000; all at least 15 epochs. Networks in tandem take 12,000 steps, and at least 150
+      epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps; 60 if
+      it is one of more than 20 numbers, or of rows of a set. In batches of 32 (64 from 4,096
+      runs on); half of the runs where there are fewer than 64.
     - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
-      alone and has no dropout; other fits use every run and keep the last epoch.
+      alone and has little or no dropout; other fits use every run and keep the last epoch.
     """
     consistent = self_consistency is not False
     settings = self_consistency if isinstance(self_consistency, SelfConsistency) else None
@@ -103,7 +105,7 @@ def default_plan(
     if settings is not None and settings.exact is not None:
         exact = settings.exact
     tandem = consistent and not exact
-    if tandem and likelihood is None:
+    if likelihood is True or (tandem and likelihood is None):
         likelihood = _likelihood(n, layout, dim)
     smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
     wide = tandem and layout.unit_sizes[0] > WIDE
@@ -111,13 +113,14 @@ def default_plan(
         settings = settings.suited(layout.kind, exact=exact, wide=wide, atomic=atomic)
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
-    # A likelihood beside the posterior wants a best epoch of its own.
-    alone, free = not consistent and likelihood is None, posterior is None
-    if posterior is None:
-        dropped = alone and 2 * dim <= layout.n_features * layout.rows <= MOST_DROPPED
-        posterior = _posterior(consistent, tandem, dropped)
+    numbers = layout.n_features * layout.rows
+    few = not consistent and numbers < 2 * dim
+    dropped = not consistent and 2 * dim <= numbers <= MOST_DROPPED and posterior is None
     if validation is None:
-        validation = 0.0 if consistent or (free and posterior.dropout > 0) else 0.1
+        validation = 0.0 if consistent or dropped else 0.1
+    if posterior is None:
+        rate = 0.2 if dropped else min(0.05, 25 / n) if few and validation else 0.0
+        posterior = _posterior(consistent, tandem, rate)
     train = n - round(validation * n)
     batch_size = default_batch(train) if batch_size is None else batch_size
     if epochs is None:
@@ -125,8 +128,9 @@ def default_plan(
             consistent=consistent,
             tandem=tandem,
             smooth=smooth,
-            wide=wide,
-            unguarded=alone and posterior.dropout > 0 and not validation,
+            many=wide or isinstance(layout.kind, Set),
+            unguarded=posterior.dropout > 0 and not validation,
+            patient=few and validation > 0,
         )
         epochs = length.in_epochs(train // max(1, batch_size))
     return Plan(
@@ -167,25 +171,32 @@ def default_batch(n: int) -> int:
     return max(1, min(32 if n < 4096 else 64, n // 2))
 
 
-def _length(*, consistent: bool, tandem: bool, smooth: bool, wide: bool, unguarded: bool) -> Length:
+def _length(
+    *, consistent: bool, tandem: bool, smooth: bool, many: bool, unguarded: bool, patient: bool
+) -> Length:
     """As long as suffices: labels that are seen for longer are overfitted.
 
     Self-consistency can use a larger budget for longer, and two networks that must agree with
     one another take longest, less if the likelihood is a `smooth` one, of affine layers.
+    `many`: a run has many numbers, or rows, for a likelihood to learn from.
     `unguarded`: labels alone, with dropout, and nothing held out that would say when to stop.
+    `patient`: labels alone, of few numbers, with runs held out.
     """
+    if tandem and many:
+        return Length(60, 2000, 12_000)
     if tandem:
-        curve = Length(60, 2000, 12_000) if wide else Length(200, 2000, 12_000, 150)
-        return curve if smooth else Length(0, 12_000, 12_000, 150)
+        return Length(200, 2000, 12_000, 150) if smooth else Length(0, 12_000, 12_000, 150)
     if consistent:
         return Length(100, 2000, 6000)
+    if patient:
+        return Length(0, 20_000, 20_000)
     return Length(35, 500, 4500) if unguarded else Length(0, 2000, 2000)
 
 
-def _posterior(consistent: bool, tandem: bool, dropped: bool) -> Coupling:
+def _posterior(consistent: bool, tandem: bool, dropout: float) -> Coupling:
     if consistent:
         return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5)
-    return Coupling(dropout=0.2 if dropped else 0.0)
+    return Coupling(dropout=dropout)
 
 
 def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:

@@ -63,7 +63,7 @@ def make_joint(
     if p_x is None or (exact and model.likelihood is None):
         raise ValueError(
             "Bayes' theorem needs a likelihood, but the model has none and none was learned: "
-            "pass likelihood=cs.Coupling() to cs.fit, or log_likelihood to cs.Model."
+            "pass likelihood=True to cs.fit, or log_likelihood to cs.Model."
         )
     return Joint(p_theta, p_x)
 

@@ -207,7 +207,7 @@ def _no_evidence(fit: Fit) -> str:
     if fit.model.likelihood is None and fit.likelihood is None:
         return (
             "There is no evidence to estimate: the model has no log-likelihood, and none was "
-            "learned. cs.fit(..., likelihood=cs.Coupling()) learns one."
+            "learned. cs.fit(..., likelihood=True) learns one."
         )
     return (
         "There is no evidence to estimate: the prior can only be sampled, and its density was "

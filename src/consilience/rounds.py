@@ -100,7 +100,7 @@ def sequential(
     proposal: Atomic | Truncated | None = None,
     self_consistency: SelfConsistency | bool | None = None,
     posterior: Coupling | None = None,
-    likelihood: Coupling | None = None,
+    likelihood: Coupling | bool | None = None,
     summary: Summary | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,

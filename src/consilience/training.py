@@ -62,7 +62,7 @@ def fit(
     start: Fit | None = None,
     atoms: int | None = None,
     posterior: Coupling | None = None,
-    likelihood: Coupling | None = None,
+    likelihood: Coupling | bool | None = None,
     prior: Coupling | None = None,
     summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
@@ -88,7 +88,7 @@ def fit(
     `atoms`: for theta that were drawn from a proposal, not from the prior: the posterior
     learns to tell a run's theta from those of so many others (see `consilience.rounds`).
     `posterior`: the flow of the posterior.
-    `likelihood`: a flow, to learn the likelihood in tandem (NPLE).
+    `likelihood`: True, or a flow of your own, to learn the likelihood in tandem (NPLE).
     `prior`: a flow, to learn the prior's density; done unasked where it has none.
     `summary`: a summary network; by default one that fits the shape of the data.
     `learning_rate`, `schedule`: Adam's rate at the start, and its course over training.
@@ -114,6 +114,7 @@ def fit(
     'finished'
     """
     check_simulations(model, simulations)
+    likelihood = likelihood or None
     room = part_size(simulations, memory)
     # Runs are alike: where not all can be held, scales and checks come from the first.
     some = simulations if room is None else simulations[:room]

@@ -80,7 +80,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
     if cell.protocol == "default":
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
-        return {"self_consistency": False, "likelihood": Coupling()}
+        return {"self_consistency": False, "likelihood": True}
     loss = published_loss(cell.samples, Step(10 / 70), limit=SelfConsistency.limit)
     return {
         "self_consistency": loss if consistent else False,

@@ -45,7 +45,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
     if cell.protocol == "default":
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
-        return {"self_consistency": False, "likelihood": Coupling() if tandem else None}
+        return {"self_consistency": False, "likelihood": tandem}
     epochs = 3 if quick else EPOCHS
     loss = published_loss(cell.samples, Step(2 / epochs, after=0.1), limit=SelfConsistency.limit)
     return {

@@ -44,7 +44,7 @@ def settings(cell: Cell, quick: bool) -> dict[str, Any]:
     if cell.protocol == "default":
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
-        return {"self_consistency": False, "likelihood": Coupling()}
+        return {"self_consistency": False, "likelihood": True}
     loss = published_loss(cell.samples, Step(0.5))
     return {
         "self_consistency": loss if consistent else False,
