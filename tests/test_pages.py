@@ -121,7 +121,11 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     assert exact.recipe.posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
     assert "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; in tandem 6 layers" in page
     few = default_plan(vectors, vector, 2, 128, self_consistency=False)
-    assert few.recipe.posterior == cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
+    assert cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
+    assert few.recipe.posterior == cs.Coupling(dropout=0.05)
+    many_runs = default_plan(vectors, vector, 2, 5000, self_consistency=False)
+    assert many_runs.recipe.posterior == cs.Coupling(dropout=25 / 5000)
+    assert "where they have fewer, with 25 over the number of runs, at most 0.05" in page
     assert plain.recipe.posterior == cs.Coupling(dropout=0.2)
     assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`; where data have at least" in page
     assert "and at most 32, with `dropout=0.2`" in page

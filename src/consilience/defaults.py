@@ -105,8 +105,9 @@ def default_plan(
     if settings is not None and settings.exact is not None:
         exact = settings.exact
     tandem = consistent and not exact
-    if likelihood is True or (tandem and likelihood is None):
+    if likelihood is True or (tandem and not likelihood):
         likelihood = _likelihood(n, layout, dim)
+    likelihood = likelihood or None
     smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
     wide = tandem and layout.unit_sizes[0] > WIDE
     if settings is not None:
