@@ -10,7 +10,7 @@ from consilience.defaults import default_plan
 ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
 
 
-def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **said):
+def plan(n=1024, *, numbers=10, rows=0, series=False, likelihood=True, dim=1, learned=None, **said):
     """The plan for data of so many numbers, or of rows of so many, and `dim` parameters.
 
     `learned`: a likelihood to learn.
@@ -21,7 +21,7 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **
         dist.Normal(0.0, 1.0),
         lambda key, theta: jnp.zeros(shape),
         (ROWS if rows else whole) if likelihood else None,
-        data=cs.Set() if rows else cs.Vector(),
+        data=cs.Set() if rows else cs.Series() if series else cs.Vector(),
     )
     return default_plan(model, model.layout, dim, n, likelihood=learned, **said)
 
@@ -31,6 +31,10 @@ def plan(n=1024, *, numbers=10, rows=0, likelihood=True, dim=1, learned=None, **
     [
         # Maximum likelihood alone: 2,000 steps on nine tenths of the runs.
         (1024, {"self_consistency": False, "numbers": 33}, 2000),
+        # Of a series 100 epochs, between 2,000 and 6,000 steps.
+        (512, {"self_consistency": False, "numbers": 160, "series": True}, 2000),
+        (2048, {"self_consistency": False, "numbers": 160, "series": True}, 5700),
+        (4096, {"self_consistency": False, "numbers": 160, "series": True}, 6000),
         # Of few numbers 20,000, unless nothing is held out.
         (1024, {"self_consistency": False, "numbers": 1}, 20_000),
         (1024, {"self_consistency": False, "numbers": 1, "validation": 0.0}, 2000),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 
 from consilience.consistency import SelfConsistency
-from consilience.data import Layout, Set
+from consilience.data import Layout, Series, Set
 from consilience.fitted import Recipe
 from consilience.flows import Affine, Coupling
 from consilience.model import Model
@@ -87,10 +87,11 @@ def default_plan(
       rows of a set, of twice as many numbers as parameters, with one affine layer, more L2
       and a Student-t base: so few numbers say less of the curve, and where it is wrong it
       must not be certain.
-    - **Steps**: maximum likelihood alone takes about 2,000, with dropout 35 epochs within 500 and
-      4,500 steps, and 20,000 where data have fewer than twice as many numbers as parameters and
-      runs are held out; self-consistency 100 epochs, but no fewer than 2,000 steps and no more
-      than 6,000; all at least 15 epochs. Networks in tandem take 12,000 steps, and at least 150
+    - **Steps**: maximum likelihood alone takes about 2,000; of a series 100 epochs, within 2,000
+      and 6,000 steps; with dropout 35 epochs, within 500 and 4,500; and 20,000 where data have
+      fewer than twice as many numbers as parameters and runs are held out. Self-consistency
+      takes 100 epochs, but no fewer than 2,000 steps and no more than 6,000; all take at least
+      15 epochs. Networks in tandem take 12,000 steps, and at least 150
       epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps; 60 if
       it is one of more than 20 numbers, or of rows of a set. In batches of 32 (64 from 4,096
       runs on); half of the runs where there are fewer than 64.
@@ -130,8 +131,9 @@ def default_plan(
             tandem=tandem,
             smooth=smooth,
             many=wide or isinstance(layout.kind, Set),
-            unguarded=posterior.dropout > 0 and not validation,
+            unguarded=not consistent and posterior.dropout > 0 and not validation,
             patient=few and validation > 0,
+            slow=isinstance(layout.kind, Series),
         )
         epochs = length.in_epochs(train // max(1, batch_size))
     return Plan(
@@ -173,7 +175,14 @@ def default_batch(n: int) -> int:
 
 
 def _length(
-    *, consistent: bool, tandem: bool, smooth: bool, many: bool, unguarded: bool, patient: bool
+    *,
+    consistent: bool,
+    tandem: bool,
+    smooth: bool,
+    many: bool,
+    unguarded: bool,
+    patient: bool,
+    slow: bool,
 ) -> Length:
     """As long as suffices: labels that are seen for longer are overfitted.
 
@@ -182,16 +191,17 @@ def _length(
     `many`: a run has many numbers, or rows, for a likelihood to learn from.
     `unguarded`: labels alone, with dropout, and nothing held out that would say when to stop.
     `patient`: labels alone, of few numbers, with runs held out.
+    `slow`: data are a series, whose summary takes long to learn.
     """
     if tandem and many:
         return Length(60, 2000, 12_000)
     if tandem:
         return Length(200, 2000, 12_000, 150) if smooth else Length(0, 12_000, 12_000, 150)
-    if consistent:
-        return Length(100, 2000, 6000)
     if patient:
         return Length(0, 20_000, 20_000)
-    return Length(35, 500, 4500) if unguarded else Length(0, 2000, 2000)
+    if unguarded:
+        return Length(35, 500, 4500)
+    return Length(100, 2000, 6000) if consistent or slow else Length(0, 2000, 2000)
 
 
 def _posterior(consistent: bool, tandem: bool, dropout: float) -> Coupling:
