@@ -97,7 +97,8 @@ EXPERIMENT = Experiment(
         "NPLE learns one, of the counts' roots, dequantised. The default recipe's likelihood "
         "network was chosen on seed 0 and these test sets; its weights of self-consistency and of "
         "the labels, and the roots, on another training set and other test sets, but for one "
-        "choice that these prompted: summaries see counts as they are. The paper's "
+        "choice that these prompted: summaries see counts as they are. The epochs of labels alone "
+        "were chosen on other training and test sets too. The paper's "
         "protocol has no cells at K = 50 and 100: hours a seed on two cores."
     ),
 )
