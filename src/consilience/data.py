@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from consilience.arrays import as_numbers, computed_in, finite_rows, largest
 from consilience.compiling import on_device
 from consilience.types import Data, PRNGKey
 
@@ -171,9 +172,11 @@ class Layout:
         if self.bare == isinstance(x, Mapping):
             expected = "an array" if self.bare else f"a dictionary with {list(self.names)}"
             raise TypeError(f"{what} must be {expected}, got {type(x).__name__}.")
-        arrays = {name: np.asarray(part) for name, part in self.named(x).items()}
-        if set(arrays) != set(self.names):
-            raise ValueError(f"{what} must have {list(self.names)}, got {list(arrays)}.")
+        parts = self.named(x)
+        if set(parts) != set(self.names):
+            raise ValueError(f"{what} must have {list(self.names)}, got {list(parts)}.")
+        shown = {name: what if self.bare else f"{what}, in {name!r}," for name in self.names}
+        arrays = {name: as_numbers(part, shown[name]) for name, part in parts.items()}
         got = {name: arrays[name].shape for name in self.names}
         single = got == self.shapes
         if not single and any(got[n][1:] != self.shapes[n] or not got[n] for n in got):
@@ -185,9 +188,16 @@ class Layout:
             raise ValueError(f"The arrays of a batch must be equally long, got {self.show(got)}.")
         if single:
             arrays = {name: array[None] for name, array in arrays.items()}
-        bad = ~np.all([_finite_rows(array) for array in arrays.values()], axis=0)
+        bad = ~np.all([finite_rows(array) for array in arrays.values()], axis=0)
+        if not len(bad):
+            raise ValueError(f"{what} is a batch of no datasets: pass at least one.")
         if bad.any():
             where = "" if single else f" at {np.flatnonzero(bad)[:5].tolist()} of the batch"
+            if all(np.isfinite(array).all() for array in arrays.values()):
+                raise ValueError(
+                    f"{what} has values beyond {largest()}, the largest number of "
+                    f"{computed_in()}{where}: rescale the data, in the simulator too."
+                )
             raise ValueError(f"{what} has NaN or infinite values{where}: it has no posterior.")
         return arrays, not single
 
@@ -281,10 +291,6 @@ def unroot(z: Array) -> Array:
     return 0.5 * (z * abs(z) + z * (z**2 + 4) ** 0.5)
 
 
-def _finite_rows(array: np.ndarray) -> np.ndarray:
-    return np.isfinite(array.reshape(array.shape[0], -1)).all(axis=1)
-
-
 def data_space(x: Data, kind: Kind | None) -> DataSpace:
     """The space of simulated data with a leading axis of runs, standardised by them."""
     layout = layout_of(x, kind)
@@ -329,6 +335,8 @@ def _moments(array: np.ndarray, pooled: bool, mask: np.ndarray | None):
     if pooled:
         values = values[mask] if mask is not None else values.reshape(-1, *array.shape[2:])
     loc, scale = values.mean(axis=0), values.std(axis=0)
-    # A constant entry says nothing: it becomes zero, not a division by zero.
-    scale = np.where(scale > 1e-9 * np.abs(loc) + 1e-30, scale, 1.0)
+    # A constant entry says nothing: it becomes zero, not a division by zero. Below the least
+    # normal number, a device may take a scale for zero.
+    constant = scale <= np.maximum(1e-9 * np.abs(loc), np.finfo(computed_in()).tiny)
+    scale = np.where(constant, 1.0, scale)
     return on_device(loc), on_device(scale)

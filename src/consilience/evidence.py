@@ -182,6 +182,12 @@ class Weights(NamedTuple):
     ess: Scalar
 
 
+EVEN = 0.95
+"""Above this share of effective draws, weights count as equal and k is at most zero.
+
+Between Gaussian posteriors, of any dimension, such weights have a k below 0.25."""
+
+
 def importance_weights(terms: Terms) -> Weights:
     """Pareto-smoothed importance weights (Vehtari et al. 2024, arXiv:1507.02646)."""
     from blackjax.diagnostics import psis_weights
@@ -192,9 +198,10 @@ def importance_weights(terms: Terms) -> Weights:
     log_w, k = psis_weights(jnp.where(possible, values, -jnp.inf))
     none = ~jnp.any(possible)
     ess = jnp.where(none, 0.0, jnp.exp(-jax.nn.logsumexp(2 * log_w)))
-    # A tail of fewer draws than it takes to judge it is none to trust; but where all weights
-    # are equal up to rounding, there is no tail.
-    k = jnp.where(ess > (1 - 1e-6) * n, jnp.minimum(jnp.nan_to_num(k, nan=0.0), 0.0), k)
+    # The shape of a tail does not depend on its size: where weights are nearly equal, k judges
+    # differences that change nothing.
+    k = jnp.where(ess > EVEN * n, jnp.minimum(jnp.nan_to_num(k, nan=0.0), 0.0), k)
+    # With too few tail draws to fit a Pareto distribution, k is set to infinity.
     k = jnp.where(jnp.isnan(k), jnp.inf, k)
     return Weights(jnp.where(none, -jnp.log(n), log_w), k, ess)
 

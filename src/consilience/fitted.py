@@ -13,6 +13,7 @@ import xarray as xr
 from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
+from consilience.arrays import as_count
 from consilience.bases import base_sample
 from consilience.blocks import in_blocks
 from consilience.compiling import compiled
@@ -105,7 +106,8 @@ class Fit(eqx.Module):
         0.7) and `ess`, the effective number of those draws, say how well it went.
         "nuts": four Markov chains started at amortized draws, with `n` draws together;
         coordinates hold the R-hat and effective size of every parameter (`r_hat_mu`,
-        `ess_mu`), and the gradients and divergences they took.
+        `ess_mu`), and the gradients and divergences they took. Chains that have not converged
+        raise a `UserWarning` with these numbers.
 
         `devices`: JAX devices to split the draws among, as in `devices=jax.devices()`; chains
         run on one.
@@ -113,8 +115,14 @@ class Fit(eqx.Module):
         Returns a variable for each parameter, with the dimensions `chain`, `draw` and its
         own; for a batch, behind `observation`.
         """
+        n = as_count(n, "n, the number of draws in sample(x, n),")
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
+        if corrected and method == "nuts":
+            raise ValueError(
+                'corrected=True resamples draws by importance, and method="nuts" runs chains: pass '
+                "one of the two."
+            )
         if method not in ("amortized", "corrected", "nuts"):
             raise ValueError(f'method must be "amortized", "corrected" or "nuts", got {method!r}.')
         if method == "nuts":
@@ -135,7 +143,7 @@ class Fit(eqx.Module):
         )
 
     def _chains(self, x: Data, n: int, key: PRNGKey) -> xr.Dataset:
-        from consilience.mcmc import CHAINS, nuts_for_each
+        from consilience.mcmc import CHAINS, nuts_for_each, warn_of_chains
 
         if isinstance(self.model.likelihood, OnHost):
             raise ValueError(
@@ -147,6 +155,7 @@ class Fit(eqx.Module):
         m = len(arrays[layout.names[0]])
         every = [layout.unnamed({name: a[i] for name, a in arrays.items()}) for i in range(m)]
         chains = nuts_for_each(self.posterior, self.joint, every, math.ceil(n / CHAINS), key)
+        warn_of_chains(chains)
         return draws_to_dataset(
             chains.theta,
             batched=batched,
@@ -234,6 +243,7 @@ class Fit(eqx.Module):
         `spread`: the width of the central 95 % of the identity's values, zero for a right
         posterior. `pareto_k`, `ess`: trust the estimates where k is below 0.7.
         """
+        n = as_count(n, "n, the number of draws in log_evidence(x, n),")
         if n < 50:
             raise ValueError(f"An estimate of the evidence needs 50 draws or more, got {n}.")
         (_, terms), batched = self._draw(x, n, key, self.joint)

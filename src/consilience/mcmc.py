@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from consilience.approximators import Posterior
+from consilience.arrays import warn_caller
 from consilience.bases import base_log_prob, base_sample
 from consilience.compiling import compiled
 from consilience.evidence import Joint
@@ -88,3 +89,28 @@ def nuts_for_each(posterior: Posterior, joint: Joint, xs: list[Any], n: int, key
         for i, x in enumerate(xs)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+
+
+CONVERGED = 1.05
+"""Chains whose R-hat is above this have not converged."""
+DIVERGENT = 0.01
+"""Above this share of divergent steps, chains may miss a part of the posterior."""
+
+
+def warn_of_chains(chains: Chains):
+    """Warn where chains of any dataset have not converged, with the numbers."""
+    worst = {name: float(np.nan_to_num(a, nan=np.inf).max()) for name, a in chains.r_hat.items()}
+    name = max(worst, key=lambda name: worst[name])
+    steps = int(np.prod(next(iter(chains.theta.values())).shape[1:3]))
+    divergent = int(np.max(chains.divergences))
+    found = []
+    if worst[name] > CONVERGED:
+        found.append(f"R-hat of {name} is {worst[name]:.2f}, and should be below {CONVERGED}")
+    if divergent > DIVERGENT * steps:
+        found.append(f"{divergent} of {steps} steps diverged")
+    if found:
+        warn_caller(
+            f"The chains have not converged: {'; '.join(found)}. Their draws may miss parts of the "
+            'posterior. Draw more with a larger n, compare with method="corrected", or train '
+            "longer, so that chains start from a better posterior."
+        )

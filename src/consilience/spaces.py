@@ -5,6 +5,7 @@ one of $\theta$ by $\log p(\theta) = \log q(u) - \sum \log s - \log|\det \partia
 Networks live in $u$; everything that leaves the library is in $\theta$.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
+from numpyro.distributions import transforms as maps
 from numpyro.distributions.transforms import Transform
 
+from consilience.arrays import as_numbers, computed_in
 from consilience.compiling import compiled, on_device
 from consilience.priors import BARE, Prior
 from consilience.types import Flat, Scalar, Theta
-
-LIMIT = 80.0
-"""Free values are kept within this bound: beyond it `exp` leaves float32."""
 
 
 class ParameterSpace(eqx.Module):
@@ -57,6 +57,9 @@ class ParameterSpace(eqx.Module):
             transform = self.transforms[name]
             value = jnp.asarray(theta[name], dtype=float)
             v = transform.inv(value)
+            # A parameter on the bound of a closed support has an infinite free value.
+            low, high = free_range(transform, v.shape)
+            v = jnp.clip(v, low, high)
             log_det -= jnp.sum(transform.log_abs_det_jacobian(v, value))
             free.append(jnp.ravel(v))
         u = (jnp.concatenate(free) - self.loc) / self.scale
@@ -71,11 +74,12 @@ class ParameterSpace(eqx.Module):
 
         Unlike `to_vector` of them, it loses nothing where they touch a bound.
         """
-        v = jnp.clip(u * self.scale + self.loc, -LIMIT, LIMIT)
+        v = u * self.scale + self.loc
         theta, log_det = {}, -jnp.sum(jnp.log(self.scale))
         for name, part in zip(self.names, jnp.split(v, np.cumsum(self.sizes)[:-1]), strict=True):
             transform = self.transforms[name]
-            free = part.reshape(transform.inverse_shape(self.shapes[name]))
+            shape = transform.inverse_shape(self.shapes[name])
+            free = jnp.clip(part.reshape(shape), *free_range(transform, shape))
             theta[name] = transform(free)
             log_det -= jnp.sum(transform.log_abs_det_jacobian(free, theta[name]))
         return theta, log_det
@@ -100,7 +104,7 @@ class ParameterSpace(eqx.Module):
                 f"{what} must name the parameters {list(self.names)}; "
                 f"missing: {sorted(missing)}, unknown: {sorted(map(str, unknown))}."
             )
-        arrays = {name: np.asarray(theta[name]) for name in self.names}
+        arrays = {name: as_numbers(theta[name], f"{what}[{name!r}]") for name in self.names}
         leading = set()
         for name, array in arrays.items():
             shape = self.shapes[name]
@@ -115,6 +119,60 @@ class ParameterSpace(eqx.Module):
                 f"The arrays of {what} must agree in their leading axes, got {sorted(leading)}."
             )
         return arrays
+
+
+LINEAR = (maps.IdentityTransform, maps.AffineTransform, maps.ZeroSumTransform)
+TRIANGULAR = (
+    maps.LowerCholeskyTransform,
+    maps.ScaledUnitLowerCholeskyTransform,
+    maps.SoftplusLowerCholeskyTransform,
+)
+
+
+def free_range(transform: Transform, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The least and largest free values at which a transform stays inside its support.
+
+    Where it takes an exponential, that leaves the floating-point numbers beyond them. Entries
+    that it only shifts and scales have no bound.
+
+    >>> free_range(maps.ExpTransform(), (1,))[1], free_range(maps.OrderedTransform(), (2,))[1]
+    (array([87.], dtype=float32), array([inf, 87.], dtype=float32))
+    """
+    dtype = computed_in()
+    reach = np.floor(-np.log(np.finfo(dtype).tiny))
+    low, high = np.full(shape, -reach, dtype), np.full(shape, reach, dtype)
+    first, rest = _parts(transform)
+    linear = all(isinstance(part, LINEAR) for part in rest)
+    free = np.inf if linear else np.sqrt(np.finfo(dtype).max)
+    if isinstance(first, LINEAR) and linear:
+        low[...], high[...] = -free, free
+    elif isinstance(first, maps.SoftplusTransform) and linear:
+        high[...] = free
+    elif isinstance(first, maps.OrderedTransform):
+        # The first value is as it is, the others add exponentials; or all that is a logarithm.
+        if linear:
+            low[..., 0], high[..., 0] = -free, free
+        else:
+            high[..., 1:] = np.log(reach)
+    elif isinstance(first, TRIANGULAR):
+        # The values below the diagonal of a triangle of n rows, then the n on it. A covariance
+        # is the square of the triangle.
+        below = shape[-1] - (math.isqrt(8 * shape[-1] + 1) - 1) // 2
+        low[..., :below], high[..., :below] = -free, free
+        if not linear:
+            low[..., below:], high[..., below:] = -reach / 2, reach / 2
+    return low, high
+
+
+def _parts(transform: Transform) -> tuple[Transform, list[Transform]]:
+    """The first of the transforms that a transform is composed of, and the rest."""
+    if isinstance(transform, maps.IndependentTransform):
+        return _parts(transform.base_transform)
+    if isinstance(transform, maps.ComposeTransform):
+        first, *rest = transform.parts
+        inner, more = _parts(first)
+        return inner, [*more, *rest]
+    return transform, []
 
 
 def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:

@@ -6,10 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from numpyro import handlers
 
 from consilience.data import Kind, Set, Vector
-from consilience.priors import Prior, describe, log_prob_in_support
+from consilience.priors import (
+    Prior,
+    describe,
+    describe_briefly,
+    log_prob_in_support,
+    refuse_improper,
+    transform_to,
+)
 from consilience.types import Data, PRNGKey, Scalar, Theta
 
 Sites = dict[str, dict[str, Any]]
@@ -27,6 +35,8 @@ def trace_model(
         sites = handlers.trace(handlers.seed(traced, key)).get_trace(*args, **kwargs)
         return {name: site for name, site in sites.items() if site["type"] in ("sample", "plate")}
 
+    named = (observed,) if isinstance(observed, str) else tuple(observed or ())
+    _refuse_sites(function, named, args, kwargs)
     sites = run(jax.random.key(0))
     sampled = {name: site for name, site in sites.items() if site["type"] == "sample"}
     names = _observed_names(sampled, observed)
@@ -62,6 +72,8 @@ def trace_model(
         supports={name: sampled[name]["fn"].support for name in latent},
         shapes={name: jnp.shape(sampled[name]["value"]) for name in latent},
         texts={name: describe(sampled[name]["fn"]) for name in latent},
+        earlier={name: describe_briefly(sampled[name]["fn"]) for name in latent},
+        identify=lambda: _at_fixed_points(run, sampled, latent),
     )
     return prior, simulator, log_likelihood, _kind(run, sampled, names, latent)
 
@@ -88,6 +100,53 @@ def _observed_names(sampled: Sites, observed) -> tuple[str, ...]:
             f"which are {list(sampled)}."
         )
     return names
+
+
+def _refuse_sites(function: Callable, observed: tuple[str, ...], args: tuple, kwargs: dict):
+    """Refuse what changes a density and not the draws, or cannot be drawn."""
+    seeded = handlers.seed(handlers.substitute(function, substitute_fn=_improper_as_zero), 0)
+    for name, site in handlers.trace(seeded).get_trace(*args, **kwargs).items():
+        if site["type"] != "sample":
+            continue
+        if isinstance(site["fn"], dist.Unit) or not (site["is_observed"] or name in observed):
+            refuse_improper(site["fn"], name)
+        elif isinstance(site["fn"], dist.MaskedDistribution):
+            raise ValueError(
+                f"The observed site {name!r} is masked: its likelihood leaves masked entries out, "
+                "but simulations would have them. Leave the mask out, and observe only what is "
+                "there; for rows that may be missing, write a cs.Model with cs.Set(mask=...)."
+            )
+        if site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1):
+            raise ValueError(
+                f"The density of {name!r} is scaled (numpyro.handlers.scale, or a plate that "
+                "subsamples), which its draws are not: leave the scale out, and give a plate all "
+                "of its data."
+            )
+
+
+def _improper_as_zero(site: dict):
+    """A value for a site that cannot be drawn, so that it can be named in an error."""
+    if site["type"] == "sample" and isinstance(site["fn"], dist.ImproperUniform):
+        return jnp.zeros(site["fn"].shape())
+    return None
+
+
+POINTS = (0.0, 0.5, -0.7)
+"""Free values at which the distributions of a model tell it from others."""
+
+
+def _at_fixed_points(run: Callable, sampled: Sites, latent: list[str]) -> list[Any]:
+    """The distributions of all latent sites, given the others at fixed values."""
+    found = []
+    for point in POINTS:
+        values = {}
+        for name in latent:
+            transform = transform_to(sampled[name]["fn"].support, name)
+            shape = jnp.shape(sampled[name]["value"])
+            values[name] = transform(jnp.full(transform.inverse_shape(shape), point))
+        sites = run(jax.random.key(0), values)
+        found.append({name: sites[name]["fn"] for name in latent})
+    return found
 
 
 def _refuse_subsampling(sites: Sites):

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from consilience.approximators import Posterior
+from consilience.arrays import as_count, as_numbers
 from consilience.compiling import compiled
 from consilience.data import Layout, Series, Set, Vector
 from consilience.fitted import Fit
@@ -114,7 +115,8 @@ def check(
     """Whether to use the posterior of an observation; see `Fit.check`."""
     layout = fit.posterior.data.layout
     arrays, batched = layout.check(x)
-    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    measure = Measure(layout, statistics)
+    predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
         simulations = simulate(fit.model, n, key=k_simulate)
@@ -135,7 +137,6 @@ def check(
         table |= {name: np.full(m, np.nan) for name in ("spread", "pareto_k", "ess")}
     p_values, names, predictions = np.full(m, np.nan), np.full(m, "not asked", object), None
     if predictive:
-        measure = Measure(layout, statistics)
         for i in range(m):
             one, use = _entry(arrays, slice(i, i + 1)), weighed and table["pareto_k"][i] < HEAVY
             k_one = jax.random.fold_in(k_predict, i)
@@ -239,7 +240,8 @@ def _misfit(measure: "Measure", x: Arrays, predictions: Arrays) -> tuple[float, 
     if not len(values) or not np.isfinite(observed).all():
         return 0.0, "finite values"
     loc, scale = values.mean(axis=0), values.std(axis=0)
-    scale = np.where(scale > 0, scale, 1e-6 * np.maximum(np.abs(loc), 1.0))
+    # A statistic that is the same in all predictions allows for rounding alone.
+    scale = np.where(scale > 0, scale, np.maximum(1e-6 * np.abs(loc), np.finfo(float).tiny))
     far, chance = np.abs((observed - loc) / scale), np.abs((values - loc) / scale).max(axis=1)
     p = (1 + (chance >= far.max()).sum()) / (1 + len(chance))
     return float(p), list(seen)[int(far.argmax())]
@@ -256,11 +258,18 @@ class Measure:
     layout: Layout
     own: Mapping[str, Callable[[Data], Any]] | None
 
+    def __post_init__(self):
+        if self.own is not None and not self.own:
+            raise ValueError(
+                "statistics names no statistic: pass at least one function by name, or leave it "
+                "out for plain ones of every channel."
+            )
+
     def __call__(self, x: Arrays) -> dict[str, np.ndarray]:
         if self.own is not None:
             every = [self.layout.unnamed(_entry(x, i)) for i in range(_length(x))]
             return {
-                name: np.array([float(function(one)) for one in every])
+                name: np.array([_one_number(function(one), name) for one in every])
                 for name, function in self.own.items()
             }
         found: dict[str, np.ndarray] = {}
@@ -286,6 +295,16 @@ class Measure:
             if isinstance(self.layout.kind, Series) and rows.shape[1] > 2:
                 found[f"roughness of {label}"] = np.diff(channel, axis=1).std(axis=1)
         return found
+
+
+def _one_number(value: Any, name: str) -> float:
+    array = as_numbers(value, f"The statistic {name!r}")
+    if array.size != 1:
+        raise ValueError(
+            f"The statistic {name!r} must return one number for one dataset, got the shape "
+            f"{array.shape}: pass a function for each of them."
+        )
+    return float(array.reshape(()))
 
 
 def _length(arrays: Arrays) -> int:

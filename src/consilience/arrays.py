@@ -1,0 +1,95 @@
+"""What crosses the library's boundary: arrays and counts on their way in, warnings on theirs out.
+
+Arrays become real numbers in this machine's byte order, or an error says what is wrong.
+"""
+
+import operator
+import sys
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+ADVICE = {
+    "c": "is complex: pass its real and imaginary parts as entries of their own",
+    "U": "holds text: convert it to numbers",
+    "S": "holds text: convert it to numbers",
+    "M": "holds dates: pass numbers, such as seconds since the first of them",
+    "m": "holds time spans: pass numbers, such as seconds",
+    "O": "holds Python objects, or rows of different lengths: pass an array of numbers",
+    "V": "has named fields, or a type that NumPy does not know: pass an array of numbers",
+}
+"""Why arrays of a kind (`numpy.dtype.kind`) are refused, and what to pass."""
+
+
+def as_numbers(value: Any, what: str) -> np.ndarray:
+    """An array of real numbers or booleans in native byte order; `what` names it in errors.
+
+    >>> as_numbers(np.array([1.5, 2.0], ">f4"), "x").dtype
+    dtype('float32')
+    >>> as_numbers(["a"], "x")
+    Traceback (most recent call last):
+    TypeError: x must be real numbers, but it holds text: convert it to numbers.
+    """
+    if np.ma.is_masked(value):
+        raise ValueError(
+            f"{what} has masked entries, and nothing says what they stand for: fill them in, drop "
+            "those runs, or pass the mask as data of its own (cs.Set(mask=...) for rows)."
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{what} must be an array of numbers: {error}") from error
+    if array.dtype.kind == "V" and jax.dtypes.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.float32)  # the short floats of accelerators, such as bfloat16
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def as_count(value: Any, what: str) -> int:
+    """A whole number, or an error that says what came instead.
+
+    >>> as_count(np.int64(3), "n")
+    3
+    """
+    try:
+        count = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None:
+        shown = repr(value) if np.ndim(value) == 0 else f"an array of shape {np.shape(value)}"
+        raise TypeError(f"{what} must be a whole number, got {shown[:80]}.")
+    return count
+
+
+def computed_in() -> np.dtype:
+    """The type that networks compute in: float32, or float64 under JAX's `jax_enable_x64`."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(float))
+
+
+def finite_rows(array: np.ndarray) -> np.ndarray:
+    """Which entries of the leading axis are finite in the type that networks compute in."""
+    rows = array.reshape(len(array), -1)
+    with np.errstate(over="ignore"):
+        return np.isfinite(rows.astype(computed_in(), copy=False)).all(axis=1)
+
+
+def largest() -> str:
+    """The largest number that can be computed with, for messages."""
+    return f"{np.finfo(computed_in()).max:.2g}"
+
+
+OWN = ("consilience", "beartype", "jaxtyping", "equinox", "contextlib")
+"""Packages between a user's line and a warning."""
+
+
+def warn_caller(message: str):
+    """Warn at the line of the user's code that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OWN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
