@@ -83,6 +83,30 @@ def largest() -> str:
     return f"{np.finfo(computed_in()).max:.2g}"
 
 
+COARSE = 0.005
+"""Numbers this many spreads apart, or more, blur what is learned from them."""
+
+
+def warn_if_coarse(values: np.ndarray, what: str, *, constant_too: bool = False):
+    """Warn where floating-point numbers lie too far apart for values with a leading axis of runs.
+
+    `constant_too`: warn of entries that are the same in all runs as well.
+    """
+    spread = np.asarray(values.astype(float).std(axis=0))
+    typical = np.median(np.abs(values), axis=0).astype(computed_in())
+    coarse = (np.spacing(typical) > COARSE * spread) & ((spread > 0) | constant_too)
+    if not coarse.any():
+        return
+    worst = np.unravel_index(np.argmax(coarse), coarse.shape)
+    where = what + (str(list(map(int, worst))) if worst else "")
+    warn_caller(
+        f"{where} is about {float(values.mean(axis=0)[worst]):.6g} and varies by "
+        f"{float(spread[worst]):.2g}, which {computed_in()} resolves in steps of "
+        f"{float(np.spacing(typical)[worst]):.2g} only. Subtract a constant, in the simulator too, "
+        'or call jax.config.update("jax_enable_x64", True) at the start.'
+    )
+
+
 OWN = ("consilience", "beartype", "jaxtyping", "equinox", "contextlib")
 """Packages between a user's line and a warning."""
 

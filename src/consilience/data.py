@@ -16,7 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from consilience.arrays import as_numbers, computed_in, finite_rows, largest
+from consilience.arrays import (
+    as_numbers,
+    computed_in,
+    finite_rows,
+    largest,
+    warn_if_coarse,
+)
 from consilience.compiling import on_device
 from consilience.types import Data, PRNGKey
 
@@ -300,7 +306,8 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
     for name, array in arrays.items():
         if name != layout.mask_name:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)
-            loc[name], scale[name] = _moments(array, pooled, mask)
+            what = "The data" if layout.bare else f"The data {name!r}"
+            loc[name], scale[name] = _moments(array, pooled, mask, what)
     return DataSpace(loc=loc, scale=scale, layout=layout)
 
 
@@ -329,12 +336,13 @@ def make_layout(shapes: dict[str, tuple[int, ...]], kind: Kind | None, bare: boo
     return layout
 
 
-def _moments(array: np.ndarray, pooled: bool, mask: np.ndarray | None):
+def _moments(array: np.ndarray, pooled: bool, mask: np.ndarray | None, what: str):
     """Mean and standard deviation of each entry, over all rows of a set alike if pooled."""
     values = array.astype(float)
     if pooled:
         values = values[mask] if mask is not None else values.reshape(-1, *array.shape[2:])
     loc, scale = values.mean(axis=0), values.std(axis=0)
+    warn_if_coarse(values, what)
     # A constant entry says nothing: it becomes zero, not a division by zero. Below the least
     # normal number, a device may take a scale for zero.
     constant = scale <= np.maximum(1e-9 * np.abs(loc), np.finfo(computed_in()).tiny)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool
 from numpyro.distributions import transforms as maps
 from numpyro.distributions.transforms import Transform
 
-from consilience.arrays import as_numbers, computed_in
+from consilience.arrays import as_numbers, computed_in, warn_if_coarse
 from consilience.compiling import compiled, on_device
 from consilience.priors import BARE, Prior
 from consilience.types import Flat, Scalar, Theta
@@ -80,8 +80,11 @@ class ParameterSpace(eqx.Module):
             transform = self.transforms[name]
             shape = transform.inverse_shape(self.shapes[name])
             free = jnp.clip(part.reshape(shape), *free_range(transform, shape))
-            theta[name] = transform(free)
-            log_det -= jnp.sum(transform.log_abs_det_jacobian(free, theta[name]))
+            value = transform(free)
+            log_det -= jnp.sum(transform.log_abs_det_jacobian(free, value))
+            # Several values inside the range may still add up to one beyond the largest number.
+            largest = jnp.finfo(value.dtype).max
+            theta[name] = jnp.clip(value, -largest, largest)
         return theta, log_det
 
     def contains(self, theta: Theta) -> Bool[Array, ""]:
@@ -178,7 +181,17 @@ def _parts(transform: Transform) -> tuple[Transform, list[Transform]]:
 def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
     """The space of a prior, standardised by the parameters of a training set."""
     raw = ParameterSpace(prior)
-    v = np.asarray(to_vectors(raw, raw.check(theta)))
+    named = raw.check(theta)
+    for name, values in named.items():
+        warn_if_coarse(values, f"The parameter {name!r}", constant_too=True)
+    v = np.asarray(to_vectors(raw, named))
+    bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(v)} simulations, the first at {bad[:5].tolist()}, have parameters "
+            f"on the border of their support, to the precision of {v.dtype}: a singular matrix, say. "
+            "Choose a prior that keeps away from it, or leave these simulations out."
+        )
     # Quantiles, not moments: heavy tails must not set the scale.
     low, loc, high = np.quantile(v, [0.25, 0.5, 0.75], axis=0)
     scale = (high - low) / 1.349
