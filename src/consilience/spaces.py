@@ -183,14 +183,17 @@ def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
     raw = ParameterSpace(prior)
     named = raw.check(theta)
     for name, values in named.items():
-        warn_if_coarse(values, f"The parameter {name!r}", constant_too=True)
+        # Entries of a triangle or a simplex may be constant; those of a real vector may not.
+        first, rest = _parts(prior.transforms[name])
+        free = all(isinstance(part, LINEAR) for part in (first, *rest))
+        warn_if_coarse(values, f"The parameter {name!r}", constant_too=free)
     v = np.asarray(to_vectors(raw, named))
     bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
     if len(bad):
         raise ValueError(
             f"{len(bad)} of {len(v)} simulations, the first at {bad[:5].tolist()}, have parameters "
-            f"on the border of their support, to the precision of {v.dtype}: a singular matrix, say. "
-            "Choose a prior that keeps away from it, or leave these simulations out."
+            f"on the border of their support, to the precision of {v.dtype}, such as a singular "
+            "matrix. Choose a prior that keeps away from it, or leave these simulations out."
         )
     # Quantiles, not moments: heavy tails must not set the scale.
     low, loc, high = np.quantile(v, [0.25, 0.5, 0.75], axis=0)
