@@ -47,7 +47,7 @@ def physical_memory() -> int:
         return 2**33  # not known here: as if 8 GB
 
 
-def in_bytes(size: float) -> str:
+def in_bytes(size: int) -> str:
     """A number of bytes for people.
 
     >>> in_bytes(23_400_000)

@@ -98,7 +98,7 @@ class Store:
             self._describe(json.loads(content(self.path / ROOT)), about, prior)
         except StoreError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"The description of {self} ({ROOT}) is damaged: {error!r}. Its data may be "
                 "whole: bring that file back from a copy."
