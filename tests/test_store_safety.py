@@ -182,7 +182,7 @@ def test_runs_that_do_not_fit_on_the_disk_are_refused(path, monkeypatch):
 
 def test_a_first_run_that_is_too_large_for_all_to_fit_is_refused(path, monkeypatch):
     monkeypatch.setattr("consilience.room.physical_memory", lambda: 10**6)
-    with pytest.raises(ValueError, match=r"100 runs take at least 1\.6 MB .* pass store="):
+    with pytest.raises(ValueError, match=r"100 runs take at least 1.61 MB .* pass store="):
         run(lambda rng, mu: np.zeros(2000), n=100)
 
 

@@ -53,17 +53,17 @@ def check_program(runs: Store, program: str, n: int, again: Again):
 
 def _compare(runs: Store, number: int, again: Again):
     """Make a run again, and refuse the store if it gives other data."""
+    why = "the program of the simulator is not that which made its runs"
+    if "program" not in runs.about:
+        why = "it is of an earlier version, which did not keep the program of the simulator"
     logger.warning(
-        "%s: the simulator is not written as it was when its runs were made, or the store does "
-        "not know. Run %d is made again, to see whether it still gives the same.",
-        *(runs, number),
+        "%s: %s. Run %d is made again, to see whether it gives the same.", runs, why, number
     )
     held = {name: array[0] for name, array in runs.x(np.array([number])).items()}
     made = again(number)
-    if _agrees(made, held):
+    if _agrees(made, held) or _agrees(second := again(number), held):
         logger.warning("%s: run %d gives the same: going on.", runs, number)
         return
-    second = again(number)
     if not isinstance(made, Failure) and not _agrees(second, made):
         logger.warning(
             "%s: run %d gives other data each time, so that it cannot tell whether the simulator "

@@ -51,7 +51,7 @@ def in_bytes(size: int) -> str:
     """A number of bytes for people.
 
     >>> in_bytes(23_400_000)
-    '23 MB'
+    '23.4 MB'
     """
     power = min(4, max(0, math.floor(math.log10(max(size, 1)) / 3)))
     return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
