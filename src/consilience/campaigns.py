@@ -120,6 +120,28 @@ def run_campaign(
                 external.spec = external.spec or keeper.spec
 
 
+def run_again(
+    external: External,
+    keeper: Keeper,
+    number: int,
+    draw: Callable[[np.ndarray], Theta],
+    entropy: tuple[int, ...],
+    settings: Settings,
+) -> dict[str, np.ndarray] | Failure:
+    """The named data of one run, made once more and not kept."""
+    settings.check(external)
+    assert keeper.spec is not None
+    task = Task(external.function, entropy, settings.timeout)
+    quiet = dataclasses.replace(settings, progress=False)
+    with _executor(task, settings.executor) as executor:
+        campaign = _Campaign(task, keeper, 0, draw, executor, quiet)
+        try:
+            outcome = campaign._alone(np.array([number]))
+        finally:
+            campaign.call_back()
+    return outcome.failure or keeper.spec.match(outcome.x)
+
+
 @contextlib.contextmanager
 def _executor(task: Task, given: Executor | None) -> Iterator[Executor]:
     """The user's executor, which stays open, or one for this campaign."""

@@ -35,6 +35,16 @@ def write(path: Path, content: bytes):
         raise
 
 
+def content(path: Path) -> bytes:
+    """What is in a file, nothing where there is none or something else in its place."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def append(path: Path, line: bytes):
     """Add a line to a file, on the disk when this returns; after an error the file is as before."""
     size = path.stat().st_size if path.exists() else 0

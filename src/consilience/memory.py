@@ -1,7 +1,10 @@
 """Runs in memory, where a campaign has no store."""
 
+import math
+
 import numpy as np
 
+from consilience.room import check_memory
 from consilience.runs import Failure, Spec, blank
 from consilience.types import Theta
 
@@ -17,6 +20,8 @@ class Memory:
         self._failed: dict[int, tuple[Failure, int]] = {}
 
     def begin(self, spec: Spec, theta: Theta):
+        size = sum(math.prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in spec.arrays)
+        check_memory(self.n, size, "ask for fewer, or pass store= to keep them on disk")
         self.spec = spec
         self.x = {name: blank(self.n, shape, dtype) for name, shape, dtype in spec.arrays}
 

@@ -28,7 +28,7 @@ def check_simulations(model: Model, simulations: Simulations):
     """Refuse runs that do not belong to the model, or cannot be learned from."""
     if len(simulations) == 0:
         raise ValueError("There are no simulations to learn from: got 0 runs.")
-    if model.prior.differs_from(simulations.prior, getattr(simulations, "fingerprint", None)):
+    if model.prior.differs_from(simulations.prior, simulations.fingerprint):
         raise ValueError(
             f"The simulations were drawn from the prior {simulations.prior}, but that of the model "
             f"is {model.prior.texts}: pass the model that they were made with."

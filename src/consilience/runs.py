@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
 
+from consilience.arrays import as_numbers
 from consilience.commands import Command
 from consilience.data import DATA
 from consilience.types import Data, Theta
@@ -93,7 +94,6 @@ def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any,
         else:
             with _time_limit(task.timeout):
                 x = task.function(rng, **theta)
-        arrays = _arrays(x)
     except _Late:
         return None, late
     except _NoTimer as error:
@@ -102,10 +102,10 @@ def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any,
         if isinstance(error, TimeoutError) and isinstance(task.function, Command):
             return None, late
         return None, Failure(RAISED, f"{type(error).__name__}: {error}"[:LONGEST])
-    odd = [name for name, a in _named(arrays).items() if a.dtype.kind not in "biuf"]
-    if odd:
-        message = f"{_where(odd[0], arrays)} is not numbers: {_named(arrays)[odd[0]]!r}"
-        return None, Failure(WRONG, message[:LONGEST])
+    try:
+        arrays = _arrays(x)
+    except (TypeError, ValueError) as error:
+        return None, Failure(WRONG, str(error)[:LONGEST])
     bad = [name for name, a in _named(arrays).items() if not np.isfinite(a).all()]
     if bad:
         return None, Failure(NOT_FINITE, f"{_where(bad[0], arrays)} has NaN or infinite values.")
@@ -113,9 +113,15 @@ def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any,
 
 
 def _arrays(x: Any) -> Any:
-    if isinstance(x, Mapping):
-        return {str(name): np.asarray(part) for name, part in x.items()}
-    return np.asarray(x)
+    """What a simulator returned as arrays of numbers in native byte order."""
+    # What is beyond the largest float64 becomes infinite, and is found so.
+    with np.errstate(over="ignore"):
+        if not isinstance(x, Mapping):
+            return as_numbers(x, "x")
+        arrays = {str(name): as_numbers(part, f"x[{str(name)!r}]") for name, part in x.items()}
+    if len(arrays) < len(x):
+        raise ValueError(f"The names in x must differ as text, got {list(x)}.")
+    return arrays
 
 
 def _named(x: Any) -> dict[str, np.ndarray]:
@@ -198,14 +204,27 @@ class Spec:
             elif not np.can_cast(array.dtype, dtype, "same_kind"):
                 wrong = f"hold {np.dtype(dtype).name}, got {array.dtype}"
             else:
-                matched[name] = array.astype(dtype)
-                continue
+                # A number may be too large for the type that the first run had.
+                with np.errstate(over="ignore"):
+                    matched[name] = array.astype(dtype)
+                if np.isfinite(matched[name]).all():
+                    continue
+                return Failure(NOT_FINITE, _too_large(_where(name, x), array, np.dtype(dtype)))
             return Failure(WRONG, f"{_where(name, x)} must {wrong}.")
         return matched
 
     def unnamed(self, arrays: dict[str, Any]) -> Any:
         """The arrays as the simulator returned them: alone, or in a dictionary."""
         return arrays[DATA] if self.bare else arrays
+
+
+def _too_large(where: str, array: np.ndarray, dtype: np.dtype) -> str:
+    if not np.isfinite(array).all():
+        return f"{where} has NaN or infinite values."
+    return (
+        f"{where} has values beyond {np.finfo(dtype).max:.2g}, the largest number of {dtype.name}, "
+        f"which the first run returned: return {array.dtype.name} in every run."
+    )
 
 
 def blank(n: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

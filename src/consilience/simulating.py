@@ -3,26 +3,30 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import Executor
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
 
-from consilience.campaigns import TRIES, Settings, run_campaign
+from consilience.arrays import as_count
+from consilience.campaigns import TRIES, Settings, run_again, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
 from consilience.draws import Draws
 from consilience.externals import External
-from consilience.files import StoreError
 from consilience.memory import Memory
 from consilience.model import Model
 from consilience.origins import KeyName, key_name, key_words
+from consilience.programs import program_of
+from consilience.provenance import check_type, describe_campaign
+from consilience.resuming import check_program, check_theta
+from consilience.room import check_disk, check_memory
 from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.simulations import Simulations, Unread
 from consilience.spaces import ParameterSpace
-from consilience.store import Store
+from consilience.store import ROOT, Store
+from consilience.store_arrays import check_names
 from consilience.types import PRNGKey, Theta
 
 BLOCK = 4096
@@ -34,7 +38,7 @@ STORED = 256
 
 def simulate(
     model: Model,
-    n: int,
+    n: SupportsIndex,
     *,
     key: PRNGKey,
     store: str | Path | None = None,
@@ -67,24 +71,44 @@ def simulate(
     >>> simulate(model, 100, key=jax.random.key(0))
     Simulations: 100 runs, theta: theta (); x: (2,)
     """
-    if n < 1:
+    number = as_count(n, "n, the number of simulations,")
+    if number < 1:
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
     settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
-    if isinstance(model.simulator, External):
-        draw = Draws(model.prior, key)
-        if store is None:
-            return _in_memory(model.simulator, n, draw, key, settings, key_name(key))
-        with Store(store, _about(model, model.simulator.name, key)) as runs:
-            _check_theta(runs, draw)
-            run_campaign(model.simulator, runs, n, draw, key_words(key), settings)
-        return _stored(runs, n)
-    if settings != Settings(progress=progress):
+    if not isinstance(model.simulator, External) and settings != Settings(progress=progress):
         raise ValueError(
             "executor, timeout, retry, chunk and in_flight are for simulators outside JAX: one "
             "in JAX is compiled, and makes many runs at once in this process."
         )
+    _check_room(model, number, store)
     if store is not None:
-        return _simulate_stored(model, n, key, store)
+        return _simulate_stored(model, number, key, store, settings)
+    if isinstance(model.simulator, External):
+        draw = Draws(model.prior, key)
+        sims = _in_memory(model.simulator, number, draw, key, settings, key_name(key))
+    else:
+        sims = _simulate_compiled(model, number, key)
+    sims.prior, sims.fingerprint = model.prior.texts, model.prior.fingerprint
+    return sims
+
+
+def _check_room(model: Model, n: int, store: str | Path | None):
+    """Refuse more runs than there is room for, and names that a store cannot have."""
+    drawn = jax.eval_shape(model.prior.draw, jax.random.key(0))
+    theta = sum(math.prod(a.shape) * a.dtype.itemsize for a in drawn.values())
+    # That of a simulator outside JAX may not be known before its first run.
+    layout = model.layout
+    x = 0 if layout is None else sum(map(math.prod, layout.shapes.values()))
+    if store is None:
+        check_memory(n, theta + x, "ask for fewer, or pass store= to keep them on disk")
+        return
+    check_memory(n, theta, "ask for fewer")
+    if not (Path(store) / ROOT).exists():
+        check_names([*drawn, *(() if layout is None or layout.bare else layout.names)])
+        check_disk(Path(store).absolute(), str(store), n, theta + x)
+
+
+def _simulate_compiled(model: Model, n: int, key: PRNGKey) -> Simulations:
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, math.ceil(n / size) * size, size):
@@ -111,20 +135,48 @@ def _in_memory(
     return Simulations(draw(numbers), x, failed, key=name)
 
 
-def _simulate_stored(model: Model, n: int, key: PRNGKey, path: str | Path) -> Simulations:
-    """Runs of a simulator in JAX, put into a store chunk by chunk."""
+def _simulate_stored(
+    model: Model, n: int, key: PRNGKey, path: str | Path, settings: Settings
+) -> Simulations:
+    """Runs put into a store, once it is seen that what it holds is of this model and key."""
+    external = model.simulator if isinstance(model.simulator, External) else None
     name = getattr(model.simulator, "__qualname__", type(model.simulator).__name__)
-    theta, x = jax.eval_shape(model.simulate_one, key)
-    with Store(path, _about(model, name, key)) as runs:
-        example = {name: np.zeros((1, *a.shape), a.dtype) for name, a in theta.items()}
-        runs.begin(_spec(model, x), example)
-        runs.grow(n)
-        missing = runs.missing(n)
-        for chunk in np.unique(missing // runs.rows):
-            here = missing[missing // runs.rows == chunk]
-            runs.put(here, *_compiled_runs(model, key, here))
-            runs.touch()
+    name = name if external is None else external.name
+    program, draw = program_of(model), Draws(model.prior, key)
+    about = describe_campaign(model.prior, name, program, key)
+    with Store(path, about, prior=model.prior) as runs:
+        check_theta(runs, draw)
+        if external is None:
+            check_program(runs, program, n, lambda i: _compiled_run(model, key, i))
+            _store_compiled(model, n, key, runs)
+        else:
+            again = lambda i: run_again(external, runs, i, draw, key_words(key), settings)  # noqa: E731
+            check_program(runs, program, n, again)
+            run_campaign(external, runs, n, draw, key_words(key), settings)
     return _stored(runs, n)
+
+
+def _store_compiled(model: Model, n: int, key: PRNGKey, runs: Store):
+    """Runs of a simulator in JAX, put into a store chunk by chunk."""
+    theta, x = jax.eval_shape(model.simulate_one, key)
+    spec = _spec(model, x)
+    example = {name: np.zeros((1, *a.shape), a.dtype) for name, a in theta.items()}
+    runs.begin(spec, example)
+    assert runs.spec is not None
+    held = {name: np.dtype(dtype) for name, _, dtype in runs.spec.arrays}
+    for part, _, dtype in spec.arrays:
+        check_type(str(runs), "x" if spec.bare else f"x[{part!r}]", held[part], np.dtype(dtype))
+    runs.grow(n)
+    missing = runs.missing(n)
+    for chunk in np.unique(missing // runs.rows):
+        here = missing[missing // runs.rows == chunk]
+        runs.put(here, *_compiled_runs(model, key, here))
+        runs.touch()
+
+
+def _compiled_run(model: Model, key: PRNGKey, number: int) -> dict[str, np.ndarray] | Failure:
+    _, x, failed = _compiled_runs(model, key, np.array([number]))
+    return failed[0] if failed else {name: array[0] for name, array in x.items()}
 
 
 def _compiled_runs(model: Model, key: PRNGKey, numbers: np.ndarray):
@@ -153,29 +205,6 @@ def _spec(model: Model, x: Any) -> Spec:
 def _stored(runs: Store, n: int) -> Simulations:
     numbers = np.arange(n)
     return Simulations(runs.theta(numbers), Unread(runs, numbers), runs.failures(numbers))
-
-
-def _about(model: Model, simulator: str, key: PRNGKey) -> dict[str, Any]:
-    """Whose runs a store holds: what must agree when it is opened again, and the version."""
-    return {
-        "version": version("consilience"),
-        "key": list(key_name(key)),
-        "prior": model.prior.texts,
-        "parameters": model.prior.shapes,
-        "simulator": simulator,
-    }
-
-
-def _check_theta(runs: Store, draw: Callable[[np.ndarray], Theta]):
-    """Refuse a store whose parameters this prior and key do not give: descriptions are short."""
-    numbers = runs.numbers[:BLOCK]
-    if len(numbers):
-        drawn, held = draw(numbers), runs.theta(numbers)
-        if not all(np.allclose(drawn[name], held[name], rtol=1e-4) for name in held):
-            raise StoreError(
-                f"{runs.path} holds runs at other parameters than this prior draws with this "
-                "key: pass the model that it was made with, or another store."
-            )
 
 
 def find_layout(model: Model) -> Layout:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from consilience.arrays import as_numbers
 from consilience.failures import Failures
 from consilience.origins import KeyName
 from consilience.page import notebook
@@ -40,7 +41,8 @@ class Simulations:
     `theta`: a dictionary of named arrays, or one array for a prior without names.
     `x`: an array, or a dictionary of arrays. Runs in a store are read when it is asked for.
     `failures`: the runs that gave no data; print it for a summary.
-    `prior`: the prior that the runs of a store were drawn from, in words; else None.
+    `prior`: the prior that `simulate` drew from, in words; None for runs from elsewhere.
+    `fingerprint`: all numbers of that prior, as a text for comparison.
     `key`: the random key that the runs were drawn with, as words; None where it is not known.
     `attempts`: after `drop_invalid`, the parameters of all runs and which gave data; else None.
 
@@ -59,12 +61,14 @@ class Simulations:
         attempts: Attempts | None = None,
         prior: dict[str, str] | None = None,
         key: KeyName | None = None,
+        fingerprint: str | None = None,
     ):
         self.attempts = attempts
-        self.prior, self.key = prior, key
+        self.prior, self.fingerprint, self.key = prior, fingerprint, key
         if isinstance(x, Unread):
             about = x.store.about
-            self.prior, self.key = about.get("prior"), tuple(about.get("key", ())) or None
+            self.prior, self.fingerprint = about.get("prior"), about.get("fingerprint")
+            self.key = tuple(about.get("key", ())) or None
         self.theta = _arrays(theta if isinstance(theta, Mapping) else {"theta": theta}, "theta")
         self._x = x
         lengths = {len(array) for array in self.theta.values()}
@@ -130,14 +134,15 @@ class Simulations:
             x = jax.tree.map(pick, self._x)
         theta, failed = jax.tree.map(pick, self.theta), self.failures.take(take).failed
         # Whole, whichever runs are picked: how often runs fail does not depend on that.
-        return Simulations(theta, x, failed, self.attempts, self.prior, self.key)
+        known = (self.attempts, self.prior, self.key, self.fingerprint)
+        return Simulations(theta, x, failed, *known)
 
     @property
     def invalid(self) -> np.ndarray:
         """Which runs failed, or have NaN or infinite values in their data or parameters."""
         # What is in a store was looked at when it came in.
         leaves = jax.tree.leaves((self.theta, None if isinstance(self._x, Unread) else self._x))
-        finite = [np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in leaves]
+        finite = [_finite(array) for array in leaves]
         return ~np.all(finite, axis=0) | self.failures.mask
 
     def drop_invalid(self) -> "Simulations":
@@ -182,23 +187,40 @@ def join_attempts(parts: Sequence[Simulations]) -> Attempts | None:
             bad = {name: array[~good] for name, array in part.theta.items()}
             tried += [part.attempts, Attempts(bad, good[~good])]
     theta, valid = jax.tree.map(lambda *arrays: np.concatenate(arrays), *tried)
-    finite = np.all(
-        [np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in theta.values()], axis=0
-    )
+    finite = np.all([_finite(array) for array in theta.values()], axis=0)
     theta, valid = {name: a[finite] for name, a in theta.items()}, valid[finite]
     return None if valid.all() else Attempts(theta, valid)
 
 
+def _finite(array: np.ndarray) -> np.ndarray:
+    """Which entries of the leading axis are finite."""
+    return np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+
+
 def _arrays(parts: Mapping, what: str) -> dict[str, np.ndarray]:
+    """Arrays of numbers in native byte order, named by text."""
     arrays = {}
     for name, part in parts.items():
-        try:
-            array = np.asarray(part)
-        except ValueError as error:
-            raise ValueError(f"The shapes in {what} vary from run to run: {error}") from error
-        if array.dtype == object:
-            raise ValueError(f"The shapes in {what} vary from run to run: pad them, with a mask.")
+        where = what if name == what else f"{what}[{name!r}]"
+        array = _numbers(part, what, where)
         if array.ndim == 0:
             raise ValueError(f"{what} must have a leading axis of runs, got one number.")
         arrays[str(name)] = array
+    if not arrays:
+        raise ValueError(f"{what} is an empty dictionary: name at least one array.")
+    if len(arrays) < len(parts):
+        raise ValueError(f"The names in {what} must differ as text, got {list(parts)}.")
     return arrays
+
+
+def _numbers(part: Any, what: str, where: str) -> np.ndarray:
+    try:
+        ragged = np.asarray(part).dtype == object
+    except ValueError as error:
+        raise ValueError(f"The shapes in {what} vary from run to run: {error}") from error
+    if ragged:
+        raise ValueError(
+            f"The shapes in {what} vary from run to run: pad them, with a mask. Or {where} holds "
+            "Python objects: pass numbers."
+        )
+    return as_numbers(part, where)

@@ -10,26 +10,33 @@ import errno
 import json
 import logging
 import math
-import warnings
-import zlib
+import operator
+import os
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
-from consilience.files import Lock, StoreError, write
-from consilience.journal import DONE, FAILED, Journal
+from consilience.files import Lock, StoreError, content, write
+from consilience.journal import CREDIBLE, DONE, FAILED, Journal
+from consilience.priors import Prior
+from consilience.provenance import check_campaign
+from consilience.room import MOST, check_disk
 from consilience.runs import Failure, Spec, blank
+from consilience.store_arrays import (
+    FORMAT,
+    JOURNAL,
+    LOCK,
+    MARK,
+    ROOT,
+    Arrays,
+    check_distinct,
+)
 from consilience.types import Theta
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-MARK = "consilience simulations"
-ROOT, JOURNAL, LOCK = "zarr.json", "journal.jsonl", "lock"
 CHUNK_BYTES, CHUNK_RUNS = 2**20, 1024
 """A chunk of an array holds as many runs as fit into both."""
 
@@ -41,73 +48,85 @@ class Store:
     """The runs of one campaign in a folder.
 
     `about` says whose runs they are, and locks the store for writing; without it the store is
-    only read, and may be one that another process is writing to.
+    only read, and may be one that another process is writing to. `prior`: that of the campaign,
+    which tells more than its texts in `about`.
     `verify`: whether all data are read, so that what is damaged counts as missing.
     """
 
     def __init__(
-        self, path: str | Path, about: dict[str, Any] | None = None, *, verify: bool = True
+        self,
+        path: str | Path,
+        about: dict[str, Any] | None = None,
+        *,
+        prior: Prior | None = None,
+        verify: bool = True,
     ):
-        self.path = Path(path)
+        # Resolved here: a simulator in a thread may change the folder of the process.
+        self.path, self._given = Path(path).absolute(), str(path)
         self.spec: Spec | None = None
         self._journal = Journal(self.path / JOURNAL)
+        self._claim = 0
+        self._changed = False
         self._buffers: dict[int, dict[str, np.ndarray]] = {}
         self._lock: Lock | None = None
         self.about = {} if about is None else about
         if about is not None:
             self._lock = self._acquire()
         try:
-            self._open(about, verify)
+            self._open(about, prior, verify)
         except BaseException:
             self.close()
             raise
+
+    def __str__(self) -> str:
+        return self._given
 
     def _acquire(self) -> Lock:
         known = (self.path / ROOT).exists() or (self.path / LOCK).exists()
         with self._explained():
             if self.path.exists() and not known and any(self.path.iterdir()):
-                raise StoreError(f"{self.path} is there already, and is no store of simulations.")
+                raise StoreError(f"{self} is there already, and is no store of simulations.")
             self.path.mkdir(parents=True, exist_ok=True)
             return Lock(self.path / LOCK)
 
-    def _open(self, about: dict[str, Any] | None, verify: bool):
+    def _open(self, about: dict[str, Any] | None, prior: Prior | None, verify: bool):
         if not (self.path / ROOT).exists():
             if about is None:
-                raise StoreError(f"There is no store of simulations at {self.path}.")
+                raise StoreError(f"There is no store of simulations at {self}.")
             return
         try:
-            root = json.loads((self.path / ROOT).read_text())
-            held = root["attributes"]
-            if held.get("what") != MARK:
-                raise StoreError(f"{self.path} is a Zarr store, but not one of simulations.")
-            if held["format"] != FORMAT:
-                raise StoreError(
-                    f"{self.path} has the format {held['format']}; this version reads {FORMAT}."
-                )
-            if about is not None:
-                self._check(held, about)
-            self.about = {name: held[name] for name in held if name not in ("data", "theta")}
-            self._set_arrays(held)
-            shape = root["consolidated_metadata"]["metadata"][self._status]["shape"]
-            self._journal.resize(shape[0])
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            self._describe(json.loads(content(self.path / ROOT)), about, prior)
+        except StoreError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StoreError(
-                f"The description of {self.path} ({ROOT}) is damaged: {error!r}. Its data may be "
+                f"The description of {self} ({ROOT}) is damaged: {error!r}. Its data may be "
                 "whole: bring that file back from a copy."
             ) from error
         with self._explained():
-            self._journal.replay(mend=self._lock is not None)
+            self._journal.replay(self._lock is not None, self._most)
         if verify:
             self._verify()
+            if not len(self.numbers):
+                self._warn_of_strays()
 
-    def _check(self, held: dict[str, Any], about: dict[str, Any]):
-        for name, given in about.items():
-            if name != "version" and json.loads(json.dumps(given)) != held.get(name):
-                raise StoreError(
-                    f"{self.path} holds runs of another campaign. Its {name}: {held.get(name)}; "
-                    f"the {name} given: {given}. Pass the model and key that it was made with, "
-                    "or another store."
-                )
+    def _describe(self, root: dict[str, Any], about: dict[str, Any] | None, prior: Prior | None):
+        """Take over what the root of the store says, once it is seen to be of this campaign."""
+        held = root["attributes"]
+        if held.get("what") != MARK:
+            raise StoreError(f"{self} is a Zarr store, but not one of simulations.")
+        if held["format"] != FORMAT:
+            raise StoreError(
+                f"{self} has the format {held['format']}; this version reads {FORMAT}."
+            )
+        if about is not None:
+            check_campaign(str(self), held, about, prior)
+        self.about = {name: held[name] for name in held if name not in ("data", "theta")}
+        if about is not None and "fingerprint" in about and "fingerprint" not in held:
+            self.remember(fingerprint=about["fingerprint"])
+        self._set_arrays(Arrays.read(held))
+        shape = root["consolidated_metadata"]["metadata"][self._status]["shape"]
+        self._claim = max(0, operator.index(shape[0]))
 
     # What the arrays are.
 
@@ -116,65 +135,53 @@ class Store:
         if self.spec is not None:
             if (spec.shapes, spec.bare) != (self.spec.shapes, self.spec.bare):
                 raise StoreError(
-                    f"{self.path} holds data of the shapes {self.spec.shapes}, but the model "
+                    f"{self} holds data of the shapes {self.spec.shapes}, but the model "
                     f"gives {spec.shapes}: pass another store."
                 )
             return
-        parts = [(name, list(a.shape[1:]), a.dtype.str) for name, a in theta.items()]
-        taken = {name for name, _, _ in parts}
-        names = ["x"] if spec.bare else list(spec.shapes)
-        kept = [_free(name, taken) for name in names]
-        data = [[v, *array] for v, array in zip(kept, spec.arrays, strict=True)]
-        self._set_arrays({"data": {"arrays": data, "bare": spec.bare}, "theta": parts})
+        arrays = Arrays.plan(spec, theta)
+        if (self.path / LOCK.upper()).exists():
+            check_distinct(arrays.all)
+        self._set_arrays(arrays)
 
-    def _set_arrays(self, held: dict[str, Any]):
-        rows = [(v, n, tuple(s), dtype) for v, n, s, dtype in held["data"]["arrays"]]
-        self.spec = Spec(tuple(row[1:] for row in rows), held["data"]["bare"])
-        self._x_names = {name: variable for variable, name, _, _ in rows}
-        self._theta_names = [name for name, _, _ in held["theta"]]
-        self._arrays = {name: (tuple(shape), np.dtype(d)) for name, shape, d in held["theta"]}
-        self._arrays |= {variable: (s, np.dtype(dtype)) for variable, _, s, dtype in rows}
-        self._status = _free("status", set(self._arrays))
-        self._arrays[self._status] = ((), np.dtype("u1"))
-        self._layout = {"data": held["data"], "theta": held["theta"]}
-        largest = max(math.prod(s) * dtype.itemsize for s, dtype in self._arrays.values())
+    def _set_arrays(self, arrays: Arrays):
+        self._plan, self.spec = arrays, arrays.spec
+        self._arrays, self._status = arrays.all, arrays.status
+        self._x_names, self._theta_names = arrays.x_names, arrays.theta_names
+        largest = max(arrays.sizes.values())
         self.rows = max(1, min(CHUNK_RUNS, CHUNK_BYTES // max(largest, 1)))
+
+    def remember(self, **about: Any):
+        """Add to what the store says of itself; written when the store next grows."""
+        self.about = {**self.about, **about}
+        self._changed = True
 
     def grow(self, n: int):
         """Make room for `n` runs; those that are there stay."""
-        if n <= len(self._journal):
+        # A number of runs that nobody can have asked for gives way.
+        claim = self._claim if self._claim <= MOST else 0
+        if n <= claim == self._claim and not self._changed:
             return
+        room = max(n, claim, len(self._journal))
         with self._explained():
-            for name, content in self._metadata(n).items():
+            check_disk(self.path, str(self), n - len(self.numbers), sum(self._plan.sizes.values()))
+            for name, content in self._plan.metadata(room, self.rows, self.about).items():
                 write(self.path / name, content)
-        self._journal.resize(n)
+        self._claim, self._changed = room, False
 
-    def _metadata(self, n: int) -> dict[str, bytes]:
-        """Zarr's own files for `n` runs, the root last: with it the store is there."""
-        memory: dict[str, Any] = {}
-        held = {**self.about, **self._layout, "what": MARK, "format": FORMAT}
-        held["version"] = self.about.get("version", version("consilience"))
-        group = zarr.create_group(zarr.storage.MemoryStore(memory), attributes=held)
-        for name, (shape, dtype) in self._arrays.items():
-            group.create_array(
-                name,
-                shape=(n, *shape),
-                chunks=(self.rows, *shape),
-                dtype=dtype,
-                compressors=None,
-                filters=None,
-                fill_value=blank(1, (), dtype)[0],
-                dimension_names=("run", *(f"{name}_{i}" for i in range(len(shape)))),
-                attributes={"flag_values": [0, 1, 2], "flag_meanings": "missing done failed"}
-                if name == self._status
-                else {},
-            )
-        with warnings.catch_warnings():
-            # All readers in Python know it, and xarray warns where it is not there.
-            warnings.filterwarnings("ignore", message="Consolidated metadata")
-            zarr.consolidate_metadata(group.store)
-        files = {name: part.to_bytes() for name, part in memory.items()}
-        return {name: files[name] for name in sorted(files, key=lambda name: name == ROOT)}
+    def _most(self) -> int:
+        """A bound to the numbers of runs, for a journal or a description that is damaged."""
+        chunks = self._chunks_of(self._status)
+        on_disk = (max(chunks) + 1) * self.rows if chunks else 0
+        return min(MOST, max(on_disk, self._claim if self._claim <= CREDIBLE else 0))
+
+    def _chunks_of(self, name: str) -> list[int]:
+        """The numbers of the chunks of an array that are on the disk."""
+        try:
+            files = os.listdir(self.path / name / "c")
+        except OSError:
+            return []
+        return [int(file) for file in files if file.isascii() and file.isdigit()]
 
     # What is there.
 
@@ -185,21 +192,27 @@ class Store:
     @property
     def total(self) -> int:
         """How many runs were asked for."""
-        return len(self._journal)
+        return max(self._claim, len(self._journal))
 
     @property
     def numbers(self) -> np.ndarray:
         """The runs that are there, as data or as a failure."""
         return self._journal.settled
 
+    @property
+    def done(self) -> np.ndarray:
+        """The runs that are there as data."""
+        return np.flatnonzero(self._journal.state == DONE)
+
     def failures(self, numbers: np.ndarray) -> dict[int, Failure]:
         """Failures among these runs, by their position in `numbers`."""
         failed = self._journal.failed
-        return {i: failed[j] for i, j in enumerate(numbers.tolist()) if j in failed}
+        here = np.flatnonzero(np.isin(numbers, list(failed)))
+        return {i: failed[int(numbers[i])] for i in here.tolist()}
 
     def theta(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters of these runs, by name."""
-        names = {name: name for name in self._theta_names}
+        names = self._theta_names
         return self._gather(names, numbers, lambda chunk, rows: self._columns(chunk, rows, names))
 
     def x(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -217,14 +230,15 @@ class Store:
             columns = read(chunk, numbers[here] - chunk * self.rows)
             for name, variable in names.items():
                 result[name][here] = columns[variable]
-        return result
+        # Files are little-endian, on any machine.
+        return {n: a.astype(a.dtype.newbyteorder("="), copy=False) for n, a in result.items()}
 
     def _checked(self, chunk: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         columns = self._columns(chunk, rows, self._arrays)
         wrong = self._wrong(chunk * self.rows + rows, columns)
         if len(wrong):
             raise StoreError(
-                f"{len(wrong)} runs of {self.path}, the first of them run {wrong[0]}, were damaged "
+                f"{len(wrong)} runs of {self}, the first of them run {wrong[0]}, were damaged "
                 "or changed since it was opened: open it again, or repeat the call that made it."
             )
         return columns
@@ -259,7 +273,7 @@ class Store:
                 for name, column in columns.items():
                     buffers[name][numbers[here] - chunk * self.rows] = column[here]
                     write(self._file(chunk, name), buffers[name].tobytes())
-            self._journal.record(numbers, self._checksums(numbers, columns), failed)
+            self._journal.record(numbers, self._plan.checksums(numbers, columns), failed)
 
     def touch(self):
         """A sign of life for other machines that may want the store."""
@@ -269,7 +283,7 @@ class Store:
     def stopped(self, n: int) -> str:
         """What to say when a campaign ends early."""
         return (
-            f"{n - len(self.missing(n))} of {n} runs are stored in {self.path}. The same call "
+            f"{n - len(self.missing(n))} of {n} runs are stored in {self}. The same call "
             "goes on from there."
         )
 
@@ -300,10 +314,7 @@ class Store:
     def _read(self, chunk: int, name: str) -> np.ndarray:
         """One chunk of an array; what is not whole is as if it were not there."""
         shape, dtype = self._arrays[name]
-        try:
-            raw = self._file(chunk, name).read_bytes()
-        except FileNotFoundError:
-            raw = b""
+        raw = content(self._file(chunk, name))
         if len(raw) != self.rows * math.prod(shape) * dtype.itemsize:
             return blank(self.rows, shape, dtype)
         return np.frombuffer(raw, dtype).reshape(self.rows, *shape).copy()
@@ -322,20 +333,23 @@ class Store:
             logger.warning(
                 "%s: %d runs are damaged, the first of them run %d. They count as missing, and "
                 "are run again when the campaign goes on.",
-                *(self.path, len(damaged), damaged[0]),
+                *(self, len(damaged), damaged[0]),
+            )
+
+    def _warn_of_strays(self):
+        """Say that there are data, where the journal has no run."""
+        chunks = self._chunks_of(self._status)
+        strays = sum(int(np.count_nonzero(self._read(i, self._status))) for i in chunks)
+        if strays:
+            logger.warning(
+                "%s has data of %d runs, but its journal (%s) is gone or empty, and nothing else "
+                "tells whole data from damaged ones: these runs count as missing, and are run "
+                "again when the campaign goes on. To keep them, bring that file back from a copy.",
+                *(self, strays, JOURNAL),
             )
 
     def _wrong(self, numbers: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
-        return numbers[self._checksums(numbers, columns) != self._journal.crc[numbers]]
-
-    def _checksums(self, numbers: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
-        parts = []
-        for name, (_, dtype) in self._arrays.items():
-            column = np.ascontiguousarray(columns[name], dtype).reshape(len(numbers), -1)
-            parts.append(column.view(np.uint8))
-        rows = np.concatenate(parts, axis=1)
-        pairs = zip(rows, numbers.tolist(), strict=True)
-        return np.array([zlib.crc32(row, number) for row, number in pairs], np.uint32)
+        return numbers[self._plan.checksums(numbers, columns) != self._journal.crc[numbers]]
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -345,14 +359,10 @@ class Store:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             why = "its disk is full" if full else error.strerror or str(error)
+            if isinstance(error, IsADirectoryError):
+                place = error.filename2 or error.filename
+                why = f"a folder is where the file {place} should be; move it away"
             raise StoreError(
-                f"{self.path} cannot be written: {why}. {len(self.numbers)} runs are stored "
+                f"{self} cannot be written: {why}. {len(self.numbers)} runs are stored "
                 "there and whole; once this is mended, the same call goes on from them."
             ) from error
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

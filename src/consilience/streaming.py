@@ -5,7 +5,6 @@ the part before is trained on. Parts are made of the store's chunks in a new ran
 epoch, and runs are mixed within a part.
 """
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from numpy.random import Generator
 
 from consilience.devices import replicate
 from consilience.losses import Example
+from consilience.room import physical_memory
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace, to_vectors
 
@@ -103,14 +103,7 @@ def part_size(simulations: Simulations, memory: int | None) -> int | None:
     """How many runs can be held at once, or None for all of them."""
     if memory is not None and memory < 1:
         raise ValueError(f"memory must be a number of bytes, got {memory}.")
-    memory = _physical() // SHARE if memory is None else memory
+    memory = physical_memory() // SHARE if memory is None else memory
     if not simulations.unread or simulations.nbytes <= memory:
         return None
     return max(1, len(simulations) * memory // (simulations.nbytes * AT_ONCE))
-
-
-def _physical() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 2**33  # not known here: as if 8 GB
