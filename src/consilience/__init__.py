@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from consilience.scores import score
     from consilience.simulating import simulate, simulate_at
     from consilience.simulations import Simulations
-    from consilience.storage import LoadError, load
+    from consilience.storage import LoadError, SaveError, load
     from consilience.summaries import Convolutions, DeepSet, Dense, Identity, SetTransformer
     from consilience.training import TrainingError, fit
     from consilience.trust import Check
@@ -71,6 +71,7 @@ __all__ = [
     "Recipe",
     "RelativeConstraint",
     "Round",
+    "SaveError",
     "SelfConsistency",
     "Series",
     "Set",
@@ -123,7 +124,7 @@ _HOMES = {
     "scores": "score",
     "simulating": "simulate simulate_at",
     "simulations": "Simulations",
-    "storage": "LoadError load",
+    "storage": "LoadError SaveError load",
     "summaries": "Convolutions DeepSet Dense Identity SetTransformer",
     "training": "TrainingError fit",
     "trust": "Check",

@@ -19,19 +19,22 @@ class StoreInUseError(StoreError):
     """Another process works on the store."""
 
 
-def write(path: Path, content: bytes):
-    """Put a file in place in one step, on the disk when this returns."""
-    part = path.with_name(path.name + ".part")
+def write(path: Path, content: bytes, part: str = ".part"):
+    """Put a file in place in one step, on the disk when this returns.
+
+    `part`: the end of the name that it has before; of one's own where several may write.
+    """
+    unfinished = path.with_name(path.name + part)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(unfinished, path)
         _sync_folder(path.parent)
     except BaseException:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 

@@ -321,7 +321,10 @@ class Fit(eqx.Module):
         return in_blocks(m, n, block).reshape(lead)
 
     def save(self, path: str | Path) -> Path:
-        """Write the fit to a file that `cs.load` reads."""
+        """Write the fit to a file that `cs.load` reads, whole or not at all.
+
+        Where that fails, with `cs.SaveError`, an older file is as it was, and so is the fit.
+        """
         from consilience.storage import save
 
         return save(self, path)

@@ -214,8 +214,8 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
     except ValueError:
         pass  # a function in C may not show its signature
     try:
-        first, shape = trace(simulator, theta)
-        second, _ = trace(simulator, theta)
+        first, shape = trace(simulator, jax.random.key(0), theta)
+        second, _ = trace(simulator, jax.random.key(0), theta)
     except KeyError as error:
         raise ValueError(
             f"The simulator asked theta for {error}, but the prior names {names}."
@@ -242,11 +242,11 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
     return shape
 
 
-def trace(simulator: Callable, theta: Any) -> tuple[str, Any]:
-    """A simulator's program as text, its constants included, and the shape of its output."""
+def trace(function: Callable, *args: Any) -> tuple[str, Any]:
+    """A function's program as text, its constants included, and the shape of its output."""
     # A new function each time: JAX remembers the program of one that it has seen.
-    again = lambda key, theta: simulator(key, theta)  # noqa: E731
-    program, shape = jax.make_jaxpr(again, return_shape=True)(jax.random.key(0), theta)
+    again = lambda *args: function(*args)  # noqa: E731
+    program, shape = jax.make_jaxpr(again, return_shape=True)(*args)
     constants = [np.asarray(c).tobytes() for c in program.consts if not _is_key(c)]
     return f"{ADDRESS.sub('', str(program.jaxpr))} {constants}", shape
 

@@ -84,9 +84,14 @@ def _add_fit(commands: Any):
         shell.fit,
         "learn the posterior from the runs of a store",
         "Train on the runs in STORE with the defaults of cs.fit, and write the fit to a file. "
-        "Ctrl-C ends training early and keeps the best so far.",
+        "Ctrl-C ends training early and keeps the best so far. Where FILE cannot be written after "
+        "training, the fit goes to the current folder or that for temporary files.",
         "consilience fit mymodel:model runs.zarr --out fit.safetensors",
-        {0: "trained", 2: "bad input, or training failed", 130: "stopped by Ctrl-C"},
+        {
+            0: "trained",
+            2: "bad input, training failed, or the fit is in another place than FILE",
+            130: "stopped by Ctrl-C",
+        },
     )
     parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
     parser.add_argument("store", type=Path, metavar="STORE", help="made by consilience simulate")

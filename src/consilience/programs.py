@@ -37,7 +37,8 @@ def program_of(model: Model) -> str:
         reader = _Reader()
         reader.read(model.simulator.function)
         return reader.digest.hexdigest()
-    text, _ = trace(model.simulate_at, jax.eval_shape(model.prior.draw, jax.random.key(0)))
+    theta = jax.eval_shape(model.prior.draw, jax.random.key(0))
+    text, _ = trace(model.simulate_at, jax.random.key(0), theta)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,6 +6,7 @@ amortized fit serves every observation; a sequential one serves the one that it 
 for, from fewer simulations.
 """
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -16,10 +17,10 @@ import numpy as np
 from consilience.consistency import SelfConsistency
 from consilience.fitted import Fit
 from consilience.flows import Coupling
+from consilience.kept import Kept, about
 from consilience.model import Model
 from consilience.simulating import find_layout, simulate, simulate_at
 from consilience.simulations import Simulations, join_attempts
-from consilience.storage import load
 from consilience.summaries import Summary
 from consilience.training import fit
 from consilience.types import Data, PRNGKey, Theta
@@ -112,8 +113,9 @@ def sequential(
     `simulations`: the runs of each round.
     `proposal`: where parameters come from after the first round: `Atomic()` or `Truncated()`.
     `self_consistency`: as for `fit`; it is asked at the observation too.
-    `directory`: keep every round there. Called again, finished rounds are read, not run; runs
-    made before an interruption in training are not made again.
+    `directory`: keep every round there. Called again, or with more rounds, finished rounds are
+    read, not run; runs made before an interruption in training are not made again. A folder is of
+    one model, observation, key and settings, and one call at a time writes to it.
 
     >>> import consilience as cs, numpyro.distributions as dist
     >>> model = cs.Model(dist.Normal(0, 1), lambda key, t: t + jax.random.normal(key, (2,)))
@@ -133,42 +135,53 @@ def sequential(
             "pass proposal=cs.Truncated()."
         )
     _check_one(model, x)
-    folder = None if directory is None else _Folder(Path(directory), model, x)
+    settings = {
+        "simulations": simulations,
+        "proposal": proposal,
+        "self_consistency": self_consistency,
+        "posterior": posterior,
+        "likelihood": likelihood,
+        "summary": summary,
+        "epochs": epochs,
+        "batch_size": batch_size,
+    }
+    kept = None if directory is None else Kept(directory, model, x, about(model, key, settings))
     done: list[Round] = []
-    for number in range(rounds):
-        k_theta, k_run, k_fit = jax.random.split(jax.random.fold_in(key, number), 3)
-        current = done[-1].fit if done else None
-        runs = folder.simulations(number) if folder else None
-        if runs is None:
-            if current is None:
-                runs = simulate(model, simulations, key=k_run, progress=progress)
-            else:
-                theta = proposal.draw(model, current, x, simulations, k_theta)
-                runs = simulate_at(model, theta, key=k_run, progress=progress)
-            if folder:
-                folder.keep_simulations(number, runs)
-        result = folder.fit(number) if folder else None
-        if result is None:
-            networks = (posterior, likelihood, summary) if current is None else (None,) * 3
-            result = fit(
-                model,
-                _together([*(each.simulations for each in done), runs]),
-                key=k_fit,
-                self_consistency=self_consistency,
-                unlabeled=None if self_consistency is False else x,
-                start=current,
-                atoms=None if current is None else proposal.atoms,
-                posterior=networks[0],
-                likelihood=networks[1],
-                summary=networks[2],
-                epochs=epochs,
-                batch_size=batch_size,
-                validation=0.0,
-                progress=progress,
-            )
-            if folder:
-                folder.keep_fit(number, result)
-        done.append(Round(runs, current, result))
+    with kept or contextlib.nullcontext():
+        for number in range(rounds):
+            k_theta, k_run, k_fit = jax.random.split(jax.random.fold_in(key, number), 3)
+            current = done[-1].fit if done else None
+            runs = kept.simulations(number) if kept else None
+            if runs is None:
+                if current is None:
+                    runs = simulate(model, simulations, key=k_run, progress=progress)
+                else:
+                    theta = proposal.draw(model, current, x, simulations, k_theta)
+                    runs = simulate_at(model, theta, key=k_run, progress=progress)
+                if kept:
+                    kept.keep_simulations(number, runs)
+            result = kept.fit(number) if kept else None
+            if result is None:
+                networks = (posterior, likelihood, summary) if current is None else (None,) * 3
+                result = fit(
+                    model,
+                    _together([*(each.simulations for each in done), runs]),
+                    key=k_fit,
+                    self_consistency=self_consistency,
+                    unlabeled=None if self_consistency is False else x,
+                    start=current,
+                    atoms=None if current is None else proposal.atoms,
+                    posterior=networks[0],
+                    likelihood=networks[1],
+                    summary=networks[2],
+                    epochs=epochs,
+                    batch_size=batch_size,
+                    validation=0.0,
+                    progress=progress,
+                )
+                if kept:
+                    kept.keep_fit(number, result)
+            done.append(Round(runs, current, result))
     return done
 
 
@@ -187,56 +200,3 @@ def _together(parts: list[Simulations]) -> Simulations:
         bad = total - len(runs)
         logger.warning("%d of %d runs failed, or are not finite: left out.", bad, total)
     return runs
-
-
-class _Folder:
-    """The rounds on disk: a file of runs and a file of the fit for each."""
-
-    def __init__(self, path: Path, model: Model, x: Data):
-        self.path, self.model = path, model
-        path.mkdir(parents=True, exist_ok=True)
-        assert model.layout is not None
-        given, _ = model.layout.check(x)
-        known = self._read("observation")
-        if known is None:
-            self._write("observation", given)
-        elif any(not np.array_equal(known[name], array) for name, array in given.items()):
-            raise ValueError(
-                f"{path} holds the rounds of another observation: pass another directory."
-            )
-
-    def simulations(self, number: int) -> Simulations | None:
-        arrays = self._read(f"round-{number}")
-        if arrays is None:
-            return None
-        part = lambda start: {  # noqa: E731
-            name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)
-        }
-        assert self.model.layout is not None
-        return Simulations(part("theta."), self.model.layout.unnamed(part("x.")))
-
-    def keep_simulations(self, number: int, runs: Simulations):
-        assert self.model.layout is not None
-        x = self.model.layout.named(runs.x)
-        named = {f"theta.{name}": a for name, a in runs.theta.items()}
-        self._write(f"round-{number}", {**named, **{f"x.{name}": a for name, a in x.items()}})
-
-    def fit(self, number: int) -> Fit | None:
-        file = self.path / f"round-{number}.fit"
-        return load(file, self.model) if file.exists() else None
-
-    def keep_fit(self, number: int, result: Fit):
-        result.save(self.path / f"round-{number}.fit")
-
-    def _read(self, name: str) -> dict[str, np.ndarray] | None:
-        file = self.path / f"{name}.npz"
-        if not file.exists():
-            return None
-        with np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-
-    def _write(self, name: str, arrays: dict[str, np.ndarray]):
-        # All or nothing: an interruption leaves no half a file.
-        part = self.path / f"{name}.part.npz"
-        np.savez(part, allow_pickle=False, **arrays)  # type: ignore[arg-type]
-        part.replace(self.path / f"{name}.npz")

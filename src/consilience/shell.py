@@ -27,6 +27,7 @@ from consilience.journal import Journal
 from consilience.model import Model
 from consilience.origins import key_words
 from consilience.runs import Task
+from consilience.saving import check_room, save_somewhere
 from consilience.simulations import Simulations
 from consilience.storage import load
 from consilience.store import JOURNAL, LOCK, ROOT, Store
@@ -150,6 +151,7 @@ def _provenance(about: dict[str, Any]) -> list[str]:
 def fit(options: argparse.Namespace) -> int:
     """Train on the runs of a store, and save the fit."""
     check_out(options.out)
+    check_room(options.out)
     model = read_model(options.model)
     sims = _runs(options.store, model, options.model)
     failed = sims.failures
@@ -168,8 +170,8 @@ def fit(options: argparse.Namespace) -> int:
         epochs=options.epochs,
         progress=not options.quiet,
     )
-    result.save(options.out)
-    print(f"{result}\nSaved to {options.out}.")
+    saved = save_somewhere(result, options.out)
+    print(f"{result}\nSaved to {saved}.")
     return INTERRUPTED if result.history.stopped == "interrupted" else 0
 
 
