@@ -7,8 +7,7 @@ is a dictionary, they get a dictionary.
 
 import dataclasses
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
 from consilience.data import DATA, Kind, Layout, Set, make_layout
@@ -220,20 +220,12 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
         raise ValueError(
             f"The simulator asked theta for {error}, but the prior names {names}."
         ) from error
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-        raise TypeError(
-            "The simulator must be a pure JAX function whose output has one fixed shape. It needed "
-            "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
-            f"shape or branch that depends on theta. {NUMPY}"
-        ) from error
-    except AttributeError as error:
-        if "Tracer" not in str(error):
+    except Exception as error:
+        reason = _no_jax(error)
+        if reason is None:
             raise
-        raise TypeError(
-            "The simulator is called as simulator(key, theta) with a JAX random key, and must be "
-            f"a pure JAX function; it failed with: {error}. {NUMPY}"
-        ) from error
-    if first != second:
+        raise TypeError(f"{reason} {NUMPY}") from error
+    if _other_numbers(first, second):
         raise TypeError(
             "The simulator is not pure: it gives other numbers each time it is compiled, and would "
             "repeat the same ones in every run. Draw random numbers from the key, with jax.random. "
@@ -242,21 +234,72 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
     return shape
 
 
-def _trace(simulator: Callable, theta: Any) -> tuple[str, Any]:
-    """A simulator's program as text, its constants included, and the shape of its output."""
+UNKNOWN_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where Python or NumPy needs the value of an array that is being traced."""
+
+
+def _no_jax(error: BaseException) -> str | None:
+    """Why an error shows that a function is not written for JAX; None where it does not."""
+    chain, link = [error], error.__cause__ or error.__context__
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    if any(isinstance(link, UNKNOWN_VALUE) for link in chain):
+        return (
+            "The simulator must be a pure JAX function whose output has one fixed shape. It needed "
+            "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
+            "shape or branch that depends on theta."
+        )
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if "not a valid JAX type" in said:
+        return f"The simulator must return an array or a dictionary of arrays: {said}."
+    if any(word in said for word in ("Tracer", "string indexing")):
+        return (
+            "The simulator is called as simulator(key, theta) with a JAX random key, and must be a "
+            f"pure JAX function; it failed with: {said}."
+        )
+    return None
+
+
+def _trace(simulator: Callable, theta: Any) -> tuple[list[np.ndarray], Any]:
+    """The numbers in a simulator's program, and the shape of its output."""
     # A new function each time: JAX remembers the program of one that it has seen.
     again = lambda key, theta: simulator(key, theta)  # noqa: E731
     program, shape = jax.make_jaxpr(again, return_shape=True)(jax.random.key(0), theta)
-    constants = [np.asarray(c).tobytes() for c in program.consts if not _is_key(c)]
-    return f"{ADDRESS.sub('', str(program.jaxpr))} {constants}", shape
+    return list(_numbers_in(program)), shape
 
 
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(float)), jax.dtypes.prng_key)
+def _numbers_in(program: Any) -> Iterator[np.ndarray]:
+    """The constants of a traced program and of all programs within it."""
+    if isinstance(program, list | tuple):
+        for part in program:
+            yield from _numbers_in(part)
+    elif isinstance(program, ClosedJaxpr):
+        yield from (np.asarray(c) for c in program.consts if _is_number(c))
+        yield from _numbers_in(program.jaxpr)
+    elif isinstance(program, Jaxpr):
+        for step in program.eqns:
+            found = (atom.val for atom in step.invars if isinstance(atom, Literal))
+            yield from (np.asarray(value) for value in found if _is_number(value))
+            yield from _numbers_in(list(step.params.values()))
 
 
-ADDRESS = re.compile(r"0x[0-9a-f]+")
-"""Where an object lies in memory: it differs each time that a program is traced."""
+def _is_number(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None) or np.result_type(type(value))
+    return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
+
+
+def _other_numbers(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    """Whether two programs of one form hold different numbers."""
+    alike = [(a.shape, a.dtype) for a in first] == [(b.shape, b.dtype) for b in second]
+    return alike and any(
+        a.tobytes() != b.tobytes() for a, b in zip(first, second, strict=True) if a is not b
+    )
 
 
 def short(kind: Kind) -> str:

@@ -233,7 +233,8 @@ def is_masked(part: dist.Distribution) -> bool:
 
 def refuse_improper(part: dist.Distribution, name: str):
     """Refuse a distribution whose draws and density are not those of one proper density."""
-    for inner in parts_of(part):
+    # A factor first: where it is masked too, it is the factor that is of no use.
+    for inner in sorted(parts_of(part), key=lambda inner: not isinstance(inner, dist.Unit)):
         reason = _improper(inner)
         if reason is not None:
             raise ValueError(f"The prior of {name!r} {reason}.")

@@ -63,12 +63,12 @@ def trace_model(
         # A model hands one parameter of this name over as an array.
         return {BARE: theta} if latent == [BARE] and not isinstance(theta, Mapping) else theta
 
-    def simulator(key: PRNGKey, theta: Theta) -> Data:
+    def simulator(key: PRNGKey, theta: Any) -> Data:
         sites = run(key, named_theta(theta))
         values = {name: sites[name]["value"] for name in names}
         return values[names[0]] if len(names) == 1 else values
 
-    def log_likelihood(theta: Theta, x: Data) -> Scalar:
+    def log_likelihood(theta: Any, x: Data) -> Scalar:
         x = {names[0]: x} if len(names) == 1 else x
         sites = run(jax.random.key(0), {**named_theta(theta), **x})
         parts = (_site_log_prob(sites[name], x[name]) for name in names)
