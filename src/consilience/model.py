@@ -255,6 +255,11 @@ def _no_jax(error: BaseException) -> str | None:
             "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
             "shape or branch that depends on theta."
         )
+    if any("is not a valid JAX array type" in str(link) for link in chain):
+        return (
+            "The simulator uses an array of a type that JAX does not have, such as one in another "
+            "byte order: array.astype(array.dtype.newbyteorder('=')) converts that."
+        )
     said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     if "not a valid JAX type" in said:
         return f"The simulator must return an array or a dictionary of arrays: {said}."

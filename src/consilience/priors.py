@@ -162,7 +162,7 @@ def as_prior(prior: Any) -> Prior:
                 f"The prior of {name!r} must be a NumPyro distribution, got {_show(part)}."
             )
         refuse_improper(part, str(name))
-    parts = {str(name): part.to_event() for name, part in prior.items()}
+    parts = {str(name): _native(part).to_event() for name, part in prior.items()}
     if len(parts) < len(prior):
         raise ValueError(f"The names of parameters must differ as text, got {list(prior)}.")
 
@@ -185,6 +185,18 @@ def as_prior(prior: Any) -> Prior:
         earlier={name: describe_briefly(part) for name, part in parts.items()},
         identify=lambda: parts,
     )
+
+
+def _native(part: dist.Distribution) -> dist.Distribution:
+    """A distribution with its arrays in this machine's byte order, which JAX needs."""
+    swapped = lambda leaf: isinstance(leaf, np.ndarray) and not leaf.dtype.isnative  # noqa: E731
+    try:
+        if not any(map(swapped, jax.tree.leaves(part))):
+            return part  # as it is: a class of a user's own may not survive being taken apart
+    except NotImplementedError:
+        return part
+    turn = lambda leaf: leaf.astype(leaf.dtype.newbyteorder("=")) if swapped(leaf) else leaf  # noqa: E731
+    return jax.tree.map(turn, part)
 
 
 def _from_draws(prior: ImplicitPrior) -> Prior:
