@@ -284,6 +284,57 @@ def test_weights_and_pareto_k_agree_with_arviz():
     np.testing.assert_allclose(found.ess, 1 / np.exp(2 * log_weights).sum(axis=1), rtol=0.15)
 
 
+def weighed(weights):
+    """What is found for the importance weights of a thousand draws, and k-hat without a rule."""
+    from blackjax.diagnostics import psis_weights
+
+    log_ratios = np.random.default_rng(0).permutation(np.log(weights))
+    found = estimate_all(terms_of(log_ratios[None]))[2]
+    raw = np.sum(weights) ** 2 / np.sum(np.square(weights))
+    return float(found.pareto_k[0]), float(psis_weights(jnp.asarray(log_ratios))[1]), raw
+
+
+RANKS = np.arange(1, 1001.0)
+
+
+@pytest.mark.parametrize("k, size", [(1.9, 2.3), (2.2, 1.2), (1.0, 0.01), (3.0, 0.1)])
+def test_nearly_constant_weights_with_a_tiny_heavy_tail_raise_no_alarm(k, size):
+    found, without_the_rule, effective = weighed(1 + size * RANKS**-k)
+    assert without_the_rule > 0.7
+    assert effective > 992
+    assert found <= 0
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [RANKS**-1.0, RANKS**-1.5, 1 + 8 * RANKS**-1.5, 1 + 100 * RANKS**-2.0],
+    ids=["heavy", "heavier", "a tail of one part in fifty", "one draw with a tenth"],
+)
+def test_heavy_tails_that_matter_keep_their_alarm(weights):
+    found, without_the_rule, effective = weighed(weights)
+    assert effective < 960
+    assert found == pytest.approx(without_the_rule, rel=1e-3)
+    assert found > 0.7
+
+
+def test_a_single_draw_with_half_of_the_weight_keeps_its_alarm():
+    """Smoothing takes it for an outlier among weights that are nearly constant."""
+    weights = np.exp(0.01 * np.random.default_rng(3).normal(size=1000))
+    weights[0] = 1000.0
+    found, without_the_rule, effective = weighed(weights)
+    assert effective < 5
+    assert found == pytest.approx(without_the_rule, rel=1e-3)
+
+
+@pytest.mark.parametrize("a", [0.88, 0.9, 0.95, 0.99])
+def test_even_weights_between_gaussians_have_no_heavy_tail(a):
+    """Of normals with precisions 1 and a < 1, k is 1 - a, and the share of draws is known."""
+    from consilience.evidence import EVEN
+
+    share = np.sqrt(2 * a - 1) / a
+    assert (share > EVEN) == (1 - a < 0.123)
+
+
 def test_resampling_picks_draws_in_proportion_to_their_weights():
     rng = np.random.default_rng(1)
     weights = rng.dirichlet(np.full(50, 0.5), size=3)

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
+from consilience.mcmc import Chains, warn_of_chains
 from tests.conftest import ROWS, conjugate_model, quick
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
 
@@ -82,13 +83,64 @@ def test_chains_match_a_long_run_of_numpyro_in_a_third_of_its_gradients():
     assert float(draws["gradients"]) < spent / 3
 
 
+@pytest.mark.filterwarnings("ignore:The chains have not converged")
 def test_draws_of_chains_go_to_arviz_and_back_into_log_prob(sims):
     fit = gaussian_fit(conjugate_model(DIM), sims)
-    with pytest.warns(UserWarning, match="R-hat of theta is 1.06"):
-        draws = fit.sample(sims.x[0], 100, key=KEY, method="nuts")
+    draws = fit.sample(sims.x[0], 100, key=KEY, method="nuts")
     assert draws["theta"].dims == ("chain", "draw", "theta_dim_0")
     assert fit.log_prob(draws, sims.x[0]).shape == (4, 25)
     assert cs.to_arviz(draws)["posterior"]["theta"].shape == (4, 25, DIM)
+
+
+def test_chains_stuck_in_two_modes_warn_with_r_hat_and_what_to_do():
+    """Of theta squared, the sign is lost: two modes, forty standard deviations apart."""
+    model = cs.Model(
+        {"theta": dist.Normal(0.0, 2.0), "other": dist.Normal(0.0, 1.0)},
+        lambda key, t: t["theta"] ** 2 + 0.2 * jax.random.normal(key, (1,)) + 0.0 * t["other"],
+        lambda t, x: dist.Normal(t["theta"] ** 2, 0.2).log_prob(x).sum(),
+    )
+    fit = quick(model, cs.simulate(model, 200, key=jax.random.key(0)))
+    with pytest.warns(UserWarning, match=r"R-hat of theta is \d.*below 1\.05.* larger n") as caught:
+        draws = fit.sample(np.array([4.0], np.float32), 400, key=KEY, method="nuts")
+    (warning,) = [w for w in caught if "R-hat" in str(w.message)]
+    assert warning.filename == __file__
+    assert float(draws["r_hat_theta"]) > 1.5
+    assert f"R-hat of theta is {float(draws['r_hat_theta']):.4g}" in str(warning.message)
+
+
+def chains_of(r_hat, divergences) -> Chains:
+    """Chains of 100 steps each, for as many observations as there are numbers."""
+    theta = {"mu": np.zeros((len(r_hat), 4, 100)), "nu": np.zeros((len(r_hat), 4, 100, 2))}
+    r_hats = {"mu": np.array(r_hat), "nu": np.ones((len(r_hat), 2))}
+    return Chains(theta, r_hats, r_hats, np.zeros(len(r_hat)), np.array(divergences))
+
+
+@pytest.mark.parametrize(
+    "r_hat, divergences, said",
+    [
+        ([2.93], [0], r"converged: R-hat of mu is 2\.93, and should be below 1\.05\. "),
+        ([1.0], [40], r"converged: 40 of 400 steps diverged\."),
+        ([1.2], [5], r"converged: R-hat of mu is 1\.2,.*; 5 of 400 steps diverged"),
+        ([np.nan], [0], "R-hat of mu is not a number"),
+        ([1.0, 1.3, 1.0], [0, 0, 9], r"converged for 2 of 3 observations: R-hat of mu is 1\.3,"),
+    ],
+)
+def test_chains_that_have_not_converged_warn_with_their_numbers(r_hat, divergences, said):
+    with pytest.warns(UserWarning, match=said):
+        warn_of_chains(chains_of(r_hat, divergences))
+
+
+@pytest.mark.filterwarnings("error")
+def test_chains_that_have_converged_say_nothing(sims):
+    warn_of_chains(chains_of([1.04, 1.0], [0, 4]))
+    draws = gaussian_fit(conjugate_model(DIM), sims).sample(sims.x[0], 4000, key=KEY, method="nuts")
+    assert np.all(draws["r_hat_theta"] < 1.02)
+
+
+def test_chains_and_importance_weights_at_once_are_refused(sims):
+    fit = gaussian_fit(conjugate_model(DIM), sims)
+    with pytest.raises(ValueError, match=r"corrected=True resamples.* pass one of the two"):
+        fit.sample(sims.x[0], 100, key=KEY, method="nuts", corrected=True)
 
 
 def test_unknown_methods_and_likelihoods_without_gradients_are_refused(sims):

@@ -22,14 +22,12 @@ from consilience.fitted import Fit
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.page import notebook
+from consilience.priors import DENSITY
 from consilience.simulating import simulate
 from consilience.simulations import Simulations
 from consilience.types import PRNGKey
 
 logger = logging.getLogger(__name__)
-
-DENSITY = "joint density"
-"""The quantity that judges all parameters at once, by regions of highest density."""
 
 STEPS = 20
 """`draws + 1` is a multiple of it, so that levels of 5 % fall between ranks."""

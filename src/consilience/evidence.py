@@ -182,10 +182,13 @@ class Weights(NamedTuple):
     ess: Scalar
 
 
-EVEN = 0.95
-"""Above this share of effective draws, weights count as equal and k is at most zero.
+EVEN = 0.99
+"""Above this share of effective draws, before smoothing, k is at most zero.
 
-Between Gaussian posteriors, of any dimension, such weights have a k below 0.25."""
+Such weights have a standard deviation below 0.1 of their mean, so they move no posterior mean by
+more than 0.1 of its standard deviation (Cauchy-Schwarz). Between Gaussians their k is below 0.13
+in any dimension; a larger one is that of a tail too small to matter, or the first sign of a part
+of the posterior that no draw has reached, which weights could not mend."""
 
 
 def importance_weights(terms: Terms) -> Weights:
@@ -195,15 +198,22 @@ def importance_weights(terms: Terms) -> Weights:
     values = terms.log_evidence
     n = values.shape[0]
     possible = jnp.isfinite(values)
-    log_w, k = psis_weights(jnp.where(possible, values, -jnp.inf))
+    values = jnp.where(possible, values, -jnp.inf)
+    log_w, k = psis_weights(values)
     none = ~jnp.any(possible)
-    ess = jnp.where(none, 0.0, jnp.exp(-jax.nn.logsumexp(2 * log_w)))
-    # The shape of a tail does not depend on its size: where weights are nearly equal, k judges
-    # differences that change nothing.
-    k = jnp.where(ess > EVEN * n, jnp.minimum(jnp.nan_to_num(k, nan=0.0), 0.0), k)
+    ess = jnp.where(none, 0.0, _effective(log_w))
+    # The shape of a tail does not depend on its size. Before smoothing: that may take a single
+    # draw with most of the weight for an outlier, and hide it.
+    even = _effective(jax.nn.log_softmax(values)) > EVEN * n
+    k = jnp.where(even, jnp.minimum(jnp.nan_to_num(k, nan=0.0), 0.0), k)
     # With too few tail draws to fit a Pareto distribution, k is set to infinity.
     k = jnp.where(jnp.isnan(k), jnp.inf, k)
     return Weights(jnp.where(none, -jnp.log(n), log_w), k, ess)
+
+
+def _effective(log_weights: Float[Array, " k"]) -> Scalar:
+    """The effective number of draws with normalised weights."""
+    return jnp.exp(-jax.nn.logsumexp(2 * log_weights))
 
 
 ESTIMATORS = ("mean", "importance", "bridge")

@@ -117,10 +117,11 @@ def read_data(path: Path, layout: Layout) -> Data:
             raise InputError(f"{path} must hold an observation, but {name} is empty.")
     x = _shaped(found, layout, path, is_text=read is _text)
     try:
-        layout.check(x, str(path))
+        arrays, batched = layout.check(x, str(path))
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from None
-    return x
+    # As they were checked: a file may have another byte order.
+    return layout.unnamed({n: array if batched else array[0] for n, array in arrays.items()})
 
 
 def _shaped(found: Found, layout: Layout, path: Path, *, is_text: bool) -> Data:

@@ -25,9 +25,9 @@ from consilience.arrays import computed_in
 from consilience.externals import External
 from consilience.files import Lock, StoreError, write
 from consilience.fitted import Fit
-from consilience.model import ADDRESS, Model, trace
+from consilience.model import Model
 from consilience.origins import in_words, key_name
-from consilience.programs import program_of
+from consilience.programs import ADDRESS, program_of, trace
 from consilience.runs import Failure
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace
@@ -87,7 +87,7 @@ def _likelihood_body(model: Model) -> list[str] | None:
     if model.likelihood is None or isinstance(model.simulator, External):
         return None
     example = jax.eval_shape(model.simulate_one, jax.random.key(0))
-    program, _ = trace(model.log_likelihood, *example)
+    program = trace(model.log_likelihood, *example)
     return [f"JAX {jax.__version__}", hashlib.sha256(program.encode()).hexdigest()]
 
 

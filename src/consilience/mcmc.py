@@ -7,6 +7,7 @@ al. 2019, arXiv:1903.03704). Chains start at amortized draws, chosen by their im
 weights, so they need a short warm-up and few steps a draw.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -99,18 +100,29 @@ DIVERGENT = 0.01
 
 def warn_of_chains(chains: Chains):
     """Warn where chains of any dataset have not converged, with the numbers."""
-    worst = {name: float(np.nan_to_num(a, nan=np.inf).max()) for name, a in chains.r_hat.items()}
-    name = max(worst, key=lambda name: worst[name])
-    steps = int(np.prod(next(iter(chains.theta.values())).shape[1:3]))
-    divergent = int(np.max(chains.divergences))
+    n = len(chains.divergences)
+    # The largest of all entries of a parameter, for each dataset. NaN: chains that do not move,
+    # or have too few draws.
+    r_hat = {
+        name: np.nan_to_num(values.reshape(n, -1), nan=np.inf).max(axis=1)
+        for name, values in chains.r_hat.items()
+    }
+    name = max(r_hat, key=lambda name: r_hat[name].max())
+    worst, divergent = r_hat[name].max(), int(chains.divergences.max())
+    steps = math.prod(next(iter(chains.theta.values())).shape[1:3])
     found = []
-    if worst[name] > CONVERGED:
-        found.append(f"R-hat of {name} is {worst[name]:.2f}, and should be below {CONVERGED}")
+    if worst > CONVERGED:
+        said = f"{worst:.4g}" if np.isfinite(worst) else "not a number"
+        found.append(f"R-hat of {name} is {said}, and should be below {CONVERGED}")
     if divergent > DIVERGENT * steps:
         found.append(f"{divergent} of {steps} steps diverged")
-    if found:
-        warn_caller(
-            f"The chains have not converged: {'; '.join(found)}. Their draws may miss parts of the "
-            'posterior. Draw more with a larger n, compare with method="corrected", or train '
-            "longer, so that chains start from a better posterior."
-        )
+    if not found:
+        return
+    bad = np.max([values > CONVERGED for values in r_hat.values()], axis=0)
+    bad |= chains.divergences > DIVERGENT * steps
+    where = f" for {bad.sum()} of {n} observations" if n > 1 else ""
+    warn_caller(
+        f"The chains have not converged{where}: {'; '.join(found)}. Their draws may miss parts of "
+        'the posterior. Draw more with a larger n, compare with method="corrected", or train '
+        "longer, so that chains start from a better posterior."
+    )

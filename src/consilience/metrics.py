@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from consilience.arrays import as_numbers
 from consilience.types import PRNGKey, Scalar
 
 BANDWIDTHS = (
@@ -222,6 +223,7 @@ def moment_errors(
     >>> [round(float(part[0]), 3) for part in moment_errors(2 * a - a.mean(0) + a.std(0), a)]
     [1.0, 1.0]
     """
+    draws, reference = _numbers(draws), _numbers(reference)
     sd = jnp.std(reference, axis=-2)
     shift = jnp.mean(draws, axis=-2) - jnp.mean(reference, axis=-2)
     return MomentErrors(shift / sd, jnp.std(draws, axis=-2) / sd - 1)
@@ -229,7 +231,7 @@ def moment_errors(
 
 def _pairs(a, b):
     """Samples with one leading axis of pairs, and the leading axes they had."""
-    a, b = jnp.asarray(a, float), jnp.asarray(b, float)
+    a, b = _numbers(a), _numbers(b)
     if a.ndim < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-1]:
         raise ValueError(
             "Samples must be arrays (..., draws, dimensions) that differ in their draws alone, "
@@ -237,6 +239,13 @@ def _pairs(a, b):
         )
     batch = a.shape[:-2]
     return a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), batch
+
+
+def _numbers(sample) -> Array:
+    known = sample if isinstance(sample, jax.Array) else as_numbers(sample, "A sample")
+    if jnp.issubdtype(known.dtype, jnp.complexfloating):
+        raise TypeError("A sample must be real numbers, but it is complex.")
+    return jnp.asarray(known, float)
 
 
 def c2st(

@@ -6,15 +6,12 @@ is a dictionary, they get a dictionary.
 """
 
 import dataclasses
-import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 
@@ -23,6 +20,7 @@ from consilience.externals import External
 from consilience.host import OnHost
 from consilience.page import notebook
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
+from consilience.purity import trace_simulator
 from consilience.types import Data, PRNGKey, Scalar, Theta
 
 
@@ -194,69 +192,6 @@ class Model(eqx.Module):
             lines.append(f"  {'x':<{width}}  {self.simulator}, shape known after its first run")
         given = "not given" if self.likelihood is None else "given"
         return "\n".join(["Model", *lines, f"  log-likelihood: {given}"])
-
-
-NUMPY = (
-    "A simulator in NumPy or SciPy goes in as cs.external(function), a function of a NumPy "
-    "Generator and named parameters."
-)
-
-
-def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
-    """The shape of what a simulator in JAX returns, once it is seen to be pure."""
-    try:
-        inspect.signature(simulator).bind(None, None)
-    except TypeError as error:
-        raise TypeError(
-            f"The simulator is called as simulator(key, theta), but it takes "
-            f"{inspect.signature(simulator)}: {error}. {NUMPY}"
-        ) from None
-    except ValueError:
-        pass  # a function in C may not show its signature
-    try:
-        first, shape = trace(simulator, jax.random.key(0), theta)
-        second, _ = trace(simulator, jax.random.key(0), theta)
-    except KeyError as error:
-        raise ValueError(
-            f"The simulator asked theta for {error}, but the prior names {names}."
-        ) from error
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-        raise TypeError(
-            "The simulator must be a pure JAX function whose output has one fixed shape. It needed "
-            "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
-            f"shape or branch that depends on theta. {NUMPY}"
-        ) from error
-    except AttributeError as error:
-        if "Tracer" not in str(error):
-            raise
-        raise TypeError(
-            "The simulator is called as simulator(key, theta) with a JAX random key, and must be "
-            f"a pure JAX function; it failed with: {error}. {NUMPY}"
-        ) from error
-    if first != second:
-        raise TypeError(
-            "The simulator is not pure: it gives other numbers each time it is compiled, and would "
-            "repeat the same ones in every run. Draw random numbers from the key, with jax.random. "
-            f"{NUMPY}"
-        )
-    return shape
-
-
-def trace(function: Callable, *args: Any) -> tuple[str, Any]:
-    """A function's program as text, its constants included, and the shape of its output."""
-    # A new function each time: JAX remembers the program of one that it has seen.
-    again = lambda *args: function(*args)  # noqa: E731
-    program, shape = jax.make_jaxpr(again, return_shape=True)(*args)
-    constants = [np.asarray(c).tobytes() for c in program.consts if not _is_key(c)]
-    return f"{ADDRESS.sub('', str(program.jaxpr))} {constants}", shape
-
-
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(float)), jax.dtypes.prng_key)
-
-
-ADDRESS = re.compile(r"0x[0-9a-f]+")
-"""Where an object lies in memory: it differs each time that a program is traced."""
 
 
 def short(kind: Kind) -> str:

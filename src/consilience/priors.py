@@ -7,7 +7,7 @@ NumPyro model.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -19,14 +19,8 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import Transform
 
-from consilience.fingerprints import agree, fingerprint
+from consilience.fingerprints import agree, describe, describe_briefly, fingerprint
 from consilience.types import PRNGKey, Scalar, Theta
-
-TRUNCATED = (
-    dist.LeftTruncatedDistribution,
-    dist.RightTruncatedDistribution,
-    dist.TwoSidedTruncatedDistribution,
-)
 
 BARE = "theta"
 """The name of the only parameter, where the prior is one distribution without a name."""
@@ -34,6 +28,17 @@ BARE = "theta"
 
 DRAWS = 4
 """Draws that tell priors apart which can only be sampled."""
+
+
+class _Once:
+    """A text that is made when it is first asked for: a model may take seconds to run."""
+
+    def __init__(self, make: Callable[[], str]):
+        self.make, self.text = make, ""
+
+    def __call__(self) -> str:
+        self.text = self.text or self.make()
+        return self.text
 
 
 class Prior(eqx.Module):
@@ -52,7 +57,7 @@ class Prior(eqx.Module):
     _shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     _texts: tuple[str, ...] = eqx.field(static=True)
     _earlier: tuple[str, ...] = eqx.field(static=True)
-    _identify: Callable[[], Any] | None = eqx.field(static=True)
+    _identity: Callable[[], str] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class Prior(eqx.Module):
         self._shapes = tuple(shapes[name] for name in self.names)
         self._texts = tuple(texts[name] for name in self.names)
         self._earlier = tuple((earlier or texts)[name] for name in self.names)
-        self._identify = identify
+        self._identity = _Once(lambda: self._fingerprint(identify))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -88,8 +93,11 @@ class Prior(eqx.Module):
     @property
     def fingerprint(self) -> str:
         """What tells this prior from others: all numbers that it is made of."""
-        found = self._draws() if self._identify is None else self._identify()
-        return fingerprint({"names": self.names, "shapes": self._shapes, "prior": found})
+        return self._identity()
+
+    def _fingerprint(self, identify: Callable[[], Any] | None) -> str:
+        made_of = self.draw if identify is None else identify()
+        return fingerprint({"names": self.names, "prior": made_of}, self._draws)
 
     def _draws(self) -> list[Theta]:
         return [self.draw(jax.random.key(i, impl="threefry2x32")) for i in range(DRAWS)]
@@ -102,8 +110,9 @@ class Prior(eqx.Module):
         same = None if held is None else agree(held, self.fingerprint)
         if same is not None:
             return not same
-        earlier = dict(zip(self.names, self._earlier, strict=True))
-        return texts is not None and dict(texts) not in (self.texts, earlier)
+        # The order of parameters counts: it is that of their random numbers, and of weights.
+        earlier = list(zip(self.names, self._earlier, strict=True))
+        return texts is not None and list(texts.items()) not in (list(self.texts.items()), earlier)
 
     def n_real(self, name: str) -> int:
         """How many real numbers stand for a parameter."""
@@ -153,7 +162,7 @@ def as_prior(prior: Any) -> Prior:
                 f"The prior of {name!r} must be a NumPyro distribution, got {_show(part)}."
             )
         refuse_improper(part, str(name))
-    parts = {str(name): part.to_event() for name, part in prior.items()}
+    parts = {str(name): _native(part).to_event() for name, part in prior.items()}
     if len(parts) < len(prior):
         raise ValueError(f"The names of parameters must differ as text, got {list(prior)}.")
 
@@ -176,6 +185,18 @@ def as_prior(prior: Any) -> Prior:
         earlier={name: describe_briefly(part) for name, part in parts.items()},
         identify=lambda: parts,
     )
+
+
+def _native(part: dist.Distribution) -> dist.Distribution:
+    """A distribution with its arrays in this machine's byte order, which JAX needs."""
+    swapped = lambda leaf: isinstance(leaf, np.ndarray) and not leaf.dtype.isnative  # noqa: E731
+    try:
+        if not any(map(swapped, jax.tree.leaves(part))):
+            return part  # as it is: a class of a user's own may not survive being taken apart
+    except NotImplementedError:
+        return part
+    turn = lambda leaf: leaf.astype(leaf.dtype.newbyteorder("=")) if swapped(leaf) else leaf  # noqa: E731
+    return jax.tree.map(turn, part)
 
 
 def _from_draws(prior: ImplicitPrior) -> Prior:
@@ -208,46 +229,84 @@ def log_prob_in_support(part: dist.Distribution, value) -> Scalar:
     return jnp.where(inside, jnp.sum(part.log_prob(safe)), -jnp.inf)
 
 
-def refuse_improper(part: dist.Distribution, name: str):
-    """Refuse a distribution whose draws and density are not those of one proper density."""
-    reason = None
-    if isinstance(part, dist.Delta):
-        reason = (
-            "has a point mass (Delta), which has no density to learn: leave the parameter out, and "
-            "write its value into the simulator and the likelihood"
-        )
-    elif isinstance(part, dist.ImproperUniform):
-        reason = "is improper (ImproperUniform) and cannot be drawn from: pass a proper prior"
-    elif isinstance(part, dist.Unit):
-        reason = (
-            "comes from numpyro.factor, which changes the density and not the draws: leave it out"
-        )
-    elif isinstance(part, dist.MaskedDistribution) and not np.all(part._mask):
-        reason = "is masked, which changes the density and not the draws: leave the mask out"
-    if reason is not None:
-        raise ValueError(f"The prior of {name!r} {reason}.")
+def parts_of(part: dist.Distribution) -> Iterator[dist.Distribution]:
+    """A distribution and all that it is made of."""
+    yield part
     for value in vars(part).values():
         for inner in value if isinstance(value, list | tuple) else [value]:
             if isinstance(inner, dist.Distribution):
-                refuse_improper(inner, name)
+                yield from parts_of(inner)
+
+
+def is_masked(part: dist.Distribution) -> bool:
+    """Whether a mask leaves any of the density out."""
+    return isinstance(part, dist.MaskedDistribution) and not np.all(part._mask)
+
+
+def refuse_improper(part: dist.Distribution, name: str):
+    """Refuse a distribution whose draws and density are not those of one proper density."""
+    # A factor first: where it is masked too, it is the factor that is of no use.
+    for inner in sorted(parts_of(part), key=lambda inner: not isinstance(inner, dist.Unit)):
+        reason = _improper(inner)
+        if reason is not None:
+            raise ValueError(f"The prior of {name!r} {reason}.")
+
+
+def _improper(part: dist.Distribution) -> str | None:
+    if isinstance(part, dist.Delta):
+        return (
+            "has a point mass (Delta), which has no density to learn: leave the parameter out, and "
+            "write its value into the simulator and the likelihood (in a NumPyro model: "
+            "numpyro.deterministic)"
+        )
+    if isinstance(part, HURDLES) and not part.support.is_discrete:
+        return f"has a point mass ({type(part).__name__}), which has no density to learn"
+    if isinstance(part, dist.ImproperUniform):
+        return "is improper (ImproperUniform) and cannot be drawn from: pass a proper prior"
+    if isinstance(part, dist.Unit):
+        return (
+            "comes from numpyro.factor, which changes the density and not the draws: leave it out"
+        )
+    if isinstance(part, CENSORED):
+        return "is censored, which changes the density and not the draws: truncate it instead"
+    if is_masked(part):
+        return "is masked, which changes the density and not the draws: leave the mask out"
+    return None
+
+
+def _there(*names: str) -> tuple[Any, ...]:
+    """Distributions that not every version of NumPyro has."""
+    return tuple(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+HURDLES = _there("HurdleProbs", "HurdleLogits")
+CENSORED = _there(
+    "LeftCensoredDistribution", "RightCensoredDistribution", "IntervalCensoredDistribution"
+)
 
 
 RESERVED = ("observation", "chain", "draw", "pareto_k", "ess", "gradients", "divergences")
 """Names of dimensions and diagnostics in a dataset of draws."""
 
+DENSITY = "joint density"
+"""The quantity of a calibration that judges all parameters at once."""
+
 
 def check_names(shapes: Mapping[str, tuple[int, ...]]):
-    """Refuse names that a dataset of draws gives to its dimensions and diagnostics."""
-    taken = dict.fromkeys(RESERVED, "datasets of draws")
+    """Refuse names that a dataset of draws, or a table, gives to something else."""
+    taken = dict.fromkeys(RESERVED, "datasets of draws") | {DENSITY: "calibration tables"}
     for name, shape in shapes.items():
+        entries = [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape) if i]
         own = [f"r_hat_{name}", f"ess_{name}", *(f"{name}_dim_{i}" for i in range(len(shape)))]
-        taken |= dict.fromkeys(own, f"the draws of {name!r}")
+        taken |= dict.fromkeys([*own, *entries], f"the draws of {name!r}")
     for name in shapes:
         if name in taken:
             raise ValueError(
                 f"A parameter cannot be called {name!r}: {taken[name]} use that name for a "
-                "dimension or a diagnostic. Call it something else."
+                "dimension, an entry or a diagnostic. Call it something else."
             )
+        if not name.strip():
+            raise ValueError("A parameter must have a name, got an empty one.")
 
 
 def transform_to(support: Constraint, name: str) -> Transform:
@@ -259,58 +318,6 @@ def transform_to(support: Constraint, name: str) -> Transform:
     except NotImplementedError:
         reason = "NumPyro knows no map from real numbers to it"
     raise ValueError(f"The prior of {name!r} has the support {support}, but {reason}.")
-
-
-def describe(part: dist.Distribution) -> str:
-    """A distribution in a line, with the distributions and transforms that it is made of.
-
-    >>> describe(dist.TruncatedNormal(0.0, 1.0, low=-1.0))
-    'LeftTruncatedDistribution(Normal(loc=0, scale=1), low=-1)'
-    """
-    while isinstance(part, dist.Independent | dist.ExpandedDistribution):
-        part = part.base_dist
-    fields = {name: vars(part).get(name) for name in sorted(part.gather_pytree_data_fields())}
-    numbers = {name: fields[name] for name in part.arg_constraints if name in fields}
-    # A distribution with numbers of its own makes its inner ones from them.
-    made = numbers and not isinstance(part, TRUNCATED)
-    shown = [] if made else [text for value in fields.values() for text in _inside(value)]
-    shown += [f"{name}={_number(value)}" for name, value in numbers.items()]
-    return f"{type(part).__name__}({', '.join(shown)})"
-
-
-def _inside(value: Any) -> list[str]:
-    """Texts of the distributions and transforms in a field of a distribution."""
-    if isinstance(value, list | tuple):
-        return [text for part in value for text in _inside(part)]
-    if isinstance(value, dist.Distribution):
-        return [describe(value)]
-    if not isinstance(value, Transform):
-        return []
-    named = {name: v for name, v in vars(value).items() if not name.startswith("_")}
-    numbers = {name: v for name, v in named.items() if np.asarray(v).dtype.kind in "biuf"}
-    shown = ", ".join(f"{name}={_number(v)}" for name, v in numbers.items())
-    return [f"{type(value).__name__}({shown})"]
-
-
-def describe_briefly(part: dist.Distribution) -> str:
-    """The line that version 0.1.0 put into files."""
-    while isinstance(part, dist.Independent | dist.ExpandedDistribution):
-        part = part.base_dist
-    if isinstance(part, dist.MaskedDistribution | dist.TransformedDistribution):
-        inner = describe_briefly(part.base_dist)
-        return f"{type(part).__name__}({inner})"
-    numbers = {n: getattr(part, n) for n in part.arg_constraints if hasattr(part, n)}
-    shown = ", ".join(f"{name}={_number(value)}" for name, value in numbers.items())
-    return f"{type(part).__name__}({shown})"
-
-
-def _number(value) -> str:
-    flat = np.asarray(value, dtype=float).ravel()
-    # Shortened for people; the sum keeps long vectors that differ apart.
-    if flat.size > 4:
-        return f"<{flat.size} numbers, sum {flat.sum():.6g}>"
-    text = ", ".join(f"{v:.6g}" for v in flat)
-    return text if flat.size == 1 else f"[{text}]"
 
 
 def _show(value) -> str:

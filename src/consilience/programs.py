@@ -7,6 +7,7 @@ mean that the data do: another version of Python compiles the same lines to anot
 import contextlib
 import functools
 import hashlib
+import re
 import site
 import sysconfig
 import types
@@ -19,7 +20,7 @@ import numpy as np
 
 from consilience.commands import Command
 from consilience.externals import External
-from consilience.model import Model, trace
+from consilience.model import Model
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
@@ -38,8 +39,24 @@ def program_of(model: Model) -> str:
         reader.read(model.simulator.function)
         return reader.digest.hexdigest()
     theta = jax.eval_shape(model.prior.draw, jax.random.key(0))
-    text, _ = trace(model.simulate_at, jax.random.key(0), theta)
+    text = trace(model.simulate_at, jax.random.key(0), theta)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+"""Where an object lies in memory: it differs each time that a program is traced."""
+
+
+def trace(function: Callable, *args: Any) -> str:
+    """The program of a function in JAX as text, its constants included."""
+    # A new function each time: JAX remembers the program of one that it has seen.
+    program = jax.make_jaxpr(lambda *args: function(*args))(*args)
+    constants = [np.asarray(c).tobytes() for c in program.consts if not _is_key(c)]
+    return f"{ADDRESS.sub('', str(program.jaxpr))} {constants}"
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(float)), jax.dtypes.prng_key)
 
 
 class _Reader:

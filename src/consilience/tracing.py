@@ -1,6 +1,7 @@
 """A NumPyro model taken apart: its prior, its simulator and its likelihood."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,11 +11,14 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from consilience.data import Kind, Set, Vector
+from consilience.fingerprints import describe, describe_briefly
 from consilience.priors import (
+    BARE,
+    CENSORED,
     Prior,
-    describe,
-    describe_briefly,
+    is_masked,
     log_prob_in_support,
+    parts_of,
     refuse_improper,
     transform_to,
 )
@@ -35,8 +39,8 @@ def trace_model(
         sites = handlers.trace(handlers.seed(traced, key)).get_trace(*args, **kwargs)
         return {name: site for name, site in sites.items() if site["type"] in ("sample", "plate")}
 
-    named = (observed,) if isinstance(observed, str) else tuple(observed or ())
-    _refuse_sites(function, named, args, kwargs)
+    wanted = (observed,) if isinstance(observed, str) else tuple(observed or ())
+    _refuse_sites(function, wanted, args, kwargs)
     sites = run(jax.random.key(0))
     sampled = {name: site for name, site in sites.items() if site["type"] == "sample"}
     names = _observed_names(sampled, observed)
@@ -55,14 +59,18 @@ def trace_model(
         parts = (_site_log_prob(sites[name], theta[name]) for name in latent)
         return sum(parts, start=jnp.zeros(()))
 
-    def simulator(key: PRNGKey, theta: Theta) -> Data:
-        sites = run(key, theta)
+    def named_theta(theta: Any) -> Theta:
+        # A model hands one parameter of this name over as an array.
+        return {BARE: theta} if latent == [BARE] and not isinstance(theta, Mapping) else theta
+
+    def simulator(key: PRNGKey, theta: Any) -> Data:
+        sites = run(key, named_theta(theta))
         values = {name: sites[name]["value"] for name in names}
         return values[names[0]] if len(names) == 1 else values
 
-    def log_likelihood(theta: Theta, x: Data) -> Scalar:
+    def log_likelihood(theta: Any, x: Data) -> Scalar:
         x = {names[0]: x} if len(names) == 1 else x
-        sites = run(jax.random.key(0), {**theta, **x})
+        sites = run(jax.random.key(0), {**named_theta(theta), **x})
         parts = (_site_log_prob(sites[name], x[name]) for name in names)
         return sum(parts, start=jnp.zeros(()))
 
@@ -103,18 +111,28 @@ def _observed_names(sampled: Sites, observed) -> tuple[str, ...]:
 
 
 def _refuse_sites(function: Callable, observed: tuple[str, ...], args: tuple, kwargs: dict):
-    """Refuse what changes a density and not the draws, or cannot be drawn."""
-    seeded = handlers.seed(handlers.substitute(function, substitute_fn=_improper_as_zero), 0)
+    """Refuse what changes a density and not the draws, or cannot be drawn.
+
+    `observed`: the names of observed sites; where there are none, those that have data.
+    """
+    seeded = handlers.seed(handlers.substitute(function, substitute_fn=_improper_as_feasible), 0)
     for name, site in handlers.trace(seeded).get_trace(*args, **kwargs).items():
         if site["type"] != "sample":
             continue
-        if isinstance(site["fn"], dist.Unit) or not (site["is_observed"] or name in observed):
+        parts = list(parts_of(site["fn"]))
+        seen = name in observed if observed else site["is_observed"]
+        if not seen or any(isinstance(part, dist.Unit | dist.ImproperUniform) for part in parts):
             refuse_improper(site["fn"], name)
-        elif isinstance(site["fn"], dist.MaskedDistribution):
+        elif any(is_masked(part) for part in parts):
             raise ValueError(
                 f"The observed site {name!r} is masked: its likelihood leaves masked entries out, "
                 "but simulations would have them. Leave the mask out, and observe only what is "
                 "there; for rows that may be missing, write a cs.Model with cs.Set(mask=...)."
+            )
+        elif any(isinstance(part, CENSORED) for part in parts):
+            raise ValueError(
+                f"The observed site {name!r} is censored in its likelihood, but not in its draws: "
+                "write a cs.Model whose simulator censors data as they were."
             )
         if site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1):
             raise ValueError(
@@ -124,29 +142,38 @@ def _refuse_sites(function: Callable, observed: tuple[str, ...], args: tuple, kw
             )
 
 
-def _improper_as_zero(site: dict):
+def _improper_as_feasible(site: dict):
     """A value for a site that cannot be drawn, so that it can be named in an error."""
     if site["type"] == "sample" and isinstance(site["fn"], dist.ImproperUniform):
-        return jnp.zeros(site["fn"].shape())
+        return site["fn"].support.feasible_like(jnp.zeros(site["fn"].shape()))
     return None
 
 
-POINTS = (0.0, 0.5, -0.7)
-"""Free values at which the distributions of a model tell it from others."""
+POINTS = (0.5, 1.0, 2.0)
+"""How far from zero the free values lie at which the distributions of a model are compared."""
 
 
 def _at_fixed_points(run: Callable, sampled: Sites, latent: list[str]) -> list[Any]:
-    """The distributions of all latent sites, given the others at fixed values."""
+    """The distributions of all latent sites, given the others at fixed values.
+
+    No two values are alike: where one parameter stands for another, distributions differ.
+    """
     found = []
-    for point in POINTS:
-        values = {}
+    for far in POINTS:
+        values, used = {}, 0
         for name in latent:
             transform = transform_to(sampled[name]["fn"].support, name)
-            shape = jnp.shape(sampled[name]["value"])
-            values[name] = transform(jnp.full(transform.inverse_shape(shape), point))
+            shape = transform.inverse_shape(jnp.shape(sampled[name]["value"]))
+            free = _scattered(used, math.prod(shape)).reshape(shape)
+            values[name], used = transform(jnp.asarray(far * free, float)), used + free.size
         sites = run(jax.random.key(0), values)
         found.append({name: sites[name]["fn"] for name in latent})
     return found
+
+
+def _scattered(start: int, n: int) -> np.ndarray:
+    """Numbers within (-1, 1), all different: the fractions of multiples of the golden ratio."""
+    return 2 * ((np.arange(start, start + n) + 1) * 0.6180339887498949 % 1) - 1
 
 
 def _refuse_subsampling(sites: Sites):

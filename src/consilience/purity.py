@@ -1,0 +1,119 @@
+"""Whether a simulator is a pure function in JAX: it is traced twice, and its programs compared."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+NUMPY = (
+    "A simulator in NumPy or SciPy goes in as cs.external(function), a function of a NumPy "
+    "Generator and named parameters."
+)
+
+
+def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
+    """The shape of what a simulator in JAX returns, once it is seen to be pure."""
+    try:
+        inspect.signature(simulator).bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"The simulator is called as simulator(key, theta), but it takes "
+            f"{inspect.signature(simulator)}: {error}. {NUMPY}"
+        ) from None
+    except ValueError:
+        pass  # a function in C may not show its signature
+    try:
+        first, shape = _trace(simulator, theta)
+        second, _ = _trace(simulator, theta)
+    except KeyError as error:
+        raise ValueError(
+            f"The simulator asked theta for {error}, but the prior names {names}."
+        ) from error
+    except Exception as error:
+        reason = _no_jax(error)
+        if reason is None:
+            raise
+        raise TypeError(f"{reason} {NUMPY}") from error
+    if _other_numbers(first, second):
+        raise TypeError(
+            "The simulator is not pure: it gives other numbers each time it is compiled, and would "
+            "repeat the same ones in every run. Draw random numbers from the key, with jax.random. "
+            f"{NUMPY}"
+        )
+    return shape
+
+
+UNKNOWN_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where Python or NumPy needs the value of an array that is being traced."""
+
+
+def _no_jax(error: BaseException) -> str | None:
+    """Why an error shows that a function is not written for JAX; None where it does not."""
+    chain, link = [error], error.__cause__ or error.__context__
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    if any(isinstance(link, UNKNOWN_VALUE) for link in chain):
+        return (
+            "The simulator must be a pure JAX function whose output has one fixed shape. It needed "
+            "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
+            "shape or branch that depends on theta."
+        )
+    if any("is not a valid JAX array type" in str(link) for link in chain):
+        return (
+            "The simulator uses an array of a type that JAX does not have, such as one in another "
+            "byte order: array.astype(array.dtype.newbyteorder('=')) converts that."
+        )
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if "not a valid JAX type" in said:
+        return f"The simulator must return an array or a dictionary of arrays: {said}."
+    if any(word in said for word in ("Tracer", "string indexing")):
+        return (
+            "The simulator is called as simulator(key, theta) with a JAX random key, and must be a "
+            f"pure JAX function; it failed with: {said}."
+        )
+    return None
+
+
+def _trace(simulator: Callable, theta: Any) -> tuple[list[np.ndarray], Any]:
+    """The numbers in a simulator's program, and the shape of its output."""
+    # A new function each time: JAX remembers the program of one that it has seen.
+    again = lambda key, theta: simulator(key, theta)  # noqa: E731
+    program, shape = jax.make_jaxpr(again, return_shape=True)(jax.random.key(0), theta)
+    return list(_numbers_in(program)), shape
+
+
+def _numbers_in(program: Any) -> Iterator[np.ndarray]:
+    """The constants of a traced program and of all programs within it."""
+    if isinstance(program, list | tuple):
+        for part in program:
+            yield from _numbers_in(part)
+    elif isinstance(program, ClosedJaxpr):
+        yield from (np.asarray(c) for c in program.consts if _is_number(c))
+        yield from _numbers_in(program.jaxpr)
+    elif isinstance(program, Jaxpr):
+        for step in program.eqns:
+            found = (atom.val for atom in step.invars if isinstance(atom, Literal))
+            yield from (np.asarray(value) for value in found if _is_number(value))
+            yield from _numbers_in(list(step.params.values()))
+
+
+def _is_number(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None) or np.result_type(type(value))
+    return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
+
+
+def _other_numbers(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    """Whether two programs of one form hold different numbers."""
+    alike = [(a.shape, a.dtype) for a in first] == [(b.shape, b.dtype) for b in second]
+    return alike and any(
+        a.tobytes() != b.tobytes() for a, b in zip(first, second, strict=True) if a is not b
+    )
