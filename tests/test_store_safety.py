@@ -262,9 +262,12 @@ def test_names_that_are_no_safe_folder_in_a_store_are_refused(name, tmp_path, pa
 
     compiled = lambda key, theta: jax.random.normal(key, (3,))  # noqa: E731
     named = lambda key, theta: {inner: jax.random.normal(key, (3,))}  # noqa: E731
-    with pytest.raises(cs.StoreError, match="cannot name parameters or data in a store"):
-        run(simulator, path, prior=prior)
-    for model in (cs.Model(prior, compiled), cs.Model(PRIOR, named)):
+    models = [cs.Model(PRIOR, named)]
+    if name.strip():  # a model refuses a blank name of a parameter itself
+        models.append(cs.Model(prior, compiled))
+        with pytest.raises(cs.StoreError, match="cannot name parameters or data in a store"):
+            run(simulator, path, prior=prior)
+    for model in models:
         with pytest.raises(cs.StoreError, match="cannot name parameters or data in a store"):
             cs.simulate(model, 3, key=KEY, store=path)
     assert not calls and not list(tmp_path.iterdir())
