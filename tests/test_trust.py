@@ -125,6 +125,28 @@ def test_statistics_of_the_user_are_asked(exact, sims, held_out):
     assert found.table["predictive"].item() < 0.01
 
 
+@pytest.mark.parametrize(
+    "statistics, said",
+    [
+        ({}, "statistics names no statistic"),
+        ({"mean": lambda x: x.mean(axis=0)}, r"'mean' must return one number.*the shape \(2,\)"),
+        (
+            {"text": lambda x: "high"},
+            "The statistic 'text' must be real numbers, but it holds text",
+        ),
+    ],
+)
+def test_statistics_that_are_not_one_number_are_refused(exact, sims, held_out, statistics, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        exact.check(held_out.x[0], key=KEY, simulations=sims, statistics=statistics)
+
+
+def test_statistics_may_be_arrays_of_one_number(exact, sims, held_out):
+    statistics = {"mean": lambda x: x.mean(keepdims=True), "first": lambda x: np.float32(x[0, 0])}
+    found = exact.check(held_out.x[0], key=KEY, simulations=sims, statistics=statistics)
+    assert found.table["statistic"].item() in statistics
+
+
 def test_without_a_likelihood_the_observation_itself_is_judged(sims, held_out):
     model = cs.Model(
         dist.Normal(0.0, 1.0).expand([DIM]).to_event(1),

@@ -3,6 +3,7 @@
 Arrays become real numbers in this machine's byte order, or an error says what is wrong.
 """
 
+import math
 import operator
 import sys
 import warnings
@@ -73,7 +74,7 @@ def computed_in() -> np.dtype:
 
 def finite_rows(array: np.ndarray) -> np.ndarray:
     """Which entries of the leading axis are finite in the type that networks compute in."""
-    rows = array.reshape(len(array), -1)
+    rows = array.reshape(len(array), math.prod(array.shape[1:]))
     with np.errstate(over="ignore"):
         return np.isfinite(rows.astype(computed_in(), copy=False)).all(axis=1)
 

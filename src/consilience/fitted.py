@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import equinox as eqx
 import jax
@@ -90,7 +90,7 @@ class Fit(eqx.Module):
     def sample(
         self,
         x: Data,
-        n: int = 1000,
+        n: SupportsIndex = 1000,
         *,
         key: PRNGKey,
         corrected: bool = False,
@@ -234,7 +234,7 @@ class Fit(eqx.Module):
             progress=progress,
         )
 
-    def log_evidence(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
+    def log_evidence(self, x: Data, n: SupportsIndex = 1000, *, key: PRNGKey) -> xr.Dataset:
         """The log evidence of one dataset, or of each of a batch, from `n` posterior draws.
 
         `log_evidence`, with the 95 % interval from `lower` to `upper`, by three methods:

@@ -1,5 +1,6 @@
 """Draws as xarray, with named parameters, and from there to ArviZ."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,9 +88,11 @@ def _named(x: Data) -> dict[str, np.ndarray]:
 
 
 def _group(arrays: dict[str, np.ndarray], *lead: str) -> xr.Dataset:
-    return xr.Dataset(
-        {
-            name: ((*lead, *(f"{name}_dim_{i}" for i in range(array.ndim - len(lead)))), array)
-            for name, array in arrays.items()
-        }
-    )
+    own = {n: [f"{n}_dim_{i}" for i in range(a.ndim - len(lead))] for n, a in arrays.items()}
+    for name in arrays:
+        if name in (*lead, *itertools.chain(*own.values())):
+            raise ValueError(
+                f"For ArviZ, data cannot be called {name!r}: a dimension has that name. Pass a "
+                "dictionary with another."
+            )
+    return xr.Dataset({name: ((*lead, *own[name]), array) for name, array in arrays.items()})
