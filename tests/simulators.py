@@ -1,10 +1,17 @@
 """Simulators that worker processes import; NumPy alone, so that they start quickly."""
 
+import ctypes
+import gc
 import os
 import signal
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 
 import numpy as np
+
+from consilience.runs import Outcome, run_chunk
 
 
 def noisy(rng, mu, sigma):
@@ -31,3 +38,59 @@ def hangs(rng, mu, sigma):
     if sigma > 1.0:
         time.sleep(60)
     return noisy(rng, mu, sigma)
+
+
+def forks(rng, mu, sigma):
+    """Leaves a child that comes back with data of its own, as after an exec that failed."""
+    if sigma < 1.0 and os.fork() == 0:
+        return np.full(3, 1e6)
+    return noisy(rng, mu, sigma)
+
+
+def in_a_thread(task, numbers, theta):
+    """A chunk run as on a user's `ThreadPoolExecutor`."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run_chunk, task, numbers, theta).result()
+
+
+def forks_in_c(rng, mu, sigma):
+    """The same, unseen by Python."""
+    if sigma < 1.0 and ctypes.CDLL(None).fork() == 0:
+        return np.full(3, 1e6)
+    return noisy(rng, mu, sigma)
+
+
+def dies_with_a_child(rng, mu, sigma):
+    """Dies, for some runs, while a child of its own holds all that it had open."""
+    if sigma > 1.6:
+        if ctypes.CDLL(None).fork() == 0:
+            time.sleep(10)
+            os._exit(0)
+        os._exit(3)
+    return noisy(rng, mu, sigma)
+
+
+def forges(rng, mu, sigma):
+    """Sends outcomes of other runs to whoever listens."""
+    wrong = np.full(3, 1e6)
+    for end in gc.get_objects():
+        if isinstance(end, Connection) and end.writable:
+            for number in range(-1, 60):
+                end.send([(number, Outcome(wrong, None, 0.0, number, "another chunk"))])
+                end.send([(5, Outcome(wrong, None, 0.0, number, ""))])
+    return noisy(rng, mu, sigma)
+
+
+def holds_on(rng, mu, sigma):
+    """Starts a process in a session of its own, then holds Python's lock without end."""
+    subprocess.Popen(["sleep", "304"], start_new_session=True)
+    with open(os.environ["TEST_LOG"], "a") as log:
+        log.write("\n")
+    ctypes.PyDLL(None).sleep(60)
+
+
+def serves_nothing(connection, current, task):
+    """A worker that dies whenever it gets runs."""
+    connection.send("ready")
+    connection.recv()
+    os._exit(3)

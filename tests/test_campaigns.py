@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+import uuid
 import weakref
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +24,7 @@ from consilience.runs import Task
 from consilience.workers import StartError, Workers, importable
 from tests import simulators
 from tests.conftest import quick
+from tests.families import NAME, assert_none_left, family
 
 KEY = jax.random.key(5)
 PRIOR = as_prior({"mu": dist.Normal(0.0, 1.0), "sigma": dist.Uniform(0.0, 2.0)})
@@ -504,12 +506,16 @@ def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
     log.write_text("")
     kills, code = 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
-        process = subprocess.Popen([sys.executable, script, store, log])
+        name = uuid.uuid4().hex
+        environment = {**os.environ, NAME: name}
+        process = subprocess.Popen([sys.executable, script, store, log], env=environment)
         if kills < KILLS:
             wait_for_more(log, process)
             time.sleep(np.random.default_rng().uniform(0.0, 0.4))
+            assert len(family(name)) > 2
             process.kill()
             kills += 1
+            assert_none_left(name)
         code = process.wait()
     assert code == 0
     assert kills == KILLS

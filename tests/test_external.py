@@ -21,6 +21,7 @@ from tests.conftest import TINY, quick
 KEY = jax.random.key(3)
 # Priors that several models share: their draws are compiled once.
 PRIOR = as_prior({"mu": dist.Normal(0.0, 1.0), "sigma": dist.Uniform(0.0, 2.0)})
+MU = as_prior({"mu": dist.Normal(0.0, 1.0)})
 VECTOR = as_prior({"beta": dist.Uniform(0.0, 1.0).expand([2])})
 
 
@@ -148,13 +149,64 @@ def test_bad_external_simulators_are_refused():
         cs.Model({"seed": dist.Normal(0.0, 1.0)}, cs.command("simulate {seed}"))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("echo 'half {mu}", "quote that is not closed"),
+        ("echo {mu} \\", "ends in a backslash"),
+        ("  ", "empty"),
+        ("echo {}", r"field {} .* has no name: .*as in {mu}"),
+        ("echo {0} {mu}", r"field {0} .* has no name"),
+        ("echo {mu:zz}", r"field {mu:zz} .* cannot be written: "),
+        ("echo {mu:{width}}", r"cannot be written: a field within a field"),
+        ("echo {output:.3f}", r"field {output:.3f} .* cannot be written"),
+        ("echo {mu", r"'{mu' .*cannot be filled.*Double a brace"),
+        ("awk {print} {mu: >9}", r"'{mu:' .*cannot be filled.*quote a word with a space"),
+        ("echo {mu!x}", r"field {mu!x} .*Unknown conversion specifier"),
+    ],
+)
+def test_a_command_line_that_cannot_be_filled_is_refused_at_once(line, message):
+    with pytest.raises(ValueError, match=message):
+        cs.command(line)
+
+
+def test_a_command_that_leaves_out_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"does not use the parameters \['sigma'\].*{sigma}"):
+        cs.Model(PRIOR, cs.command("simulate {mu} {seed}"))
+    with pytest.warns(UserWarning, match="uses 1 of the 2 values of the parameter 'beta'"):
+        cs.Model(VECTOR, cs.command("simulate {beta[1]}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("simulate {beta[2]}", r"{beta\[2\]} .* 'beta', which is 2 numbers: .*index out of range"),
+        ("simulate {beta[-1]}", "which is 2 numbers: tuple indices must be integers"),
+        ("simulate {beta:d}", r"{beta:d} .* which is 2 numbers: .*'d'"),
+        ("simulate {beta.size}", "no attribute 'size'"),
+    ],
+)
+def test_formats_that_do_not_suit_a_parameter_are_refused(line, message):
+    with pytest.raises(ValueError, match=message):
+        cs.Model(VECTOR, cs.command(line))
+    with pytest.raises(ValueError, match=r"{mu\[0\]} .* 'mu', which is one number"):
+        cs.Model(MU, cs.command("simulate {mu[0]}"))
+
+
+def test_formats_that_python_has_may_be_written():
+    line = "echo {mu!r:>30} '{mu: 8.3f}' {mu:+e} {mu.real} {seed:05d} '{{mu}}'"
+    words = cs.command(line).function._words({"mu": 0.5, "seed": 7})
+    assert words[1:] == [" " * 27 + "0.5", "   0.500", "+5.000000e-01", "0.5", "00007", "{mu}"]
+
+
 def test_a_command_gets_parameters_in_full_precision_and_a_seed():
-    sims = run(cs.command("echo {mu} {mu:.2f} {seed}"))
+    sims = run(cs.command("echo {mu} {mu:.2f} {seed}"), prior=MU)
     np.testing.assert_array_equal(sims.x[:, 0], sims.theta["mu"])
     np.testing.assert_allclose(sims.x[:, 1], np.round(sims.theta["mu"], 2), atol=1e-6)
     seeds = sims.x[:, 2]
     assert len(set(seeds)) == 4 and seeds.max() < 2**31
-    np.testing.assert_array_equal(seeds, run(cs.command("echo {mu} {mu:.2f} {seed}")).x[:, 2])
+    again = run(cs.command("echo {mu} {mu:.2f} {seed}"), prior=MU)
+    np.testing.assert_array_equal(seeds, again.x[:, 2])
 
 
 def test_a_command_gets_arrays_whole_or_by_index():
@@ -164,13 +216,13 @@ def test_a_command_gets_arrays_whole_or_by_index():
 
 
 def test_a_command_writes_rows_or_a_column():
-    assert run(cs.command("printf '1 2\\n3 4\\n5 6\\n'")).x.shape == (4, 3, 2)
-    assert run(cs.command("printf '1\\n2\\n3\\n'")).x.shape == (4, 3)
+    assert run(cs.command("printf '1 2\\n3 4\\n5 6\\n' {mu}"), prior=MU).x.shape == (4, 3, 2)
+    assert run(cs.command("printf '1\\n2\\n3\\n' {mu}"), prior=MU).x.shape == (4, 3)
 
 
 def test_a_command_may_write_a_file_of_its_own():
     line = "sh -c 'echo {mu} > {output}; echo chatter'"
-    plain = run(cs.command(line))
+    plain = run(cs.command(line), prior=MU)
     np.testing.assert_array_equal(plain.x[:, 0], plain.theta["mu"])
     paths = []
 
@@ -178,7 +230,7 @@ def test_a_command_may_write_a_file_of_its_own():
         paths.append(path)
         return {"y": np.array([float(path.read_text())])}
 
-    named = run(cs.command(line, read=read))
+    named = run(cs.command(line, read=read), prior=MU)
     np.testing.assert_array_equal(named.x["y"], plain.x)
     assert len(set(paths)) == 4 and not any(path.exists() for path in paths)
 
@@ -188,19 +240,19 @@ def test_commands_that_fail_say_why():
         "sh -c 'echo {mu}; echo no licence >&2; exit 3'": "exit code 3: no licence",
         "echo {mu} done": "must be numbers.*done.*Pass read=",
         "true {mu}": "must be numbers",
-        "true {output}": r"wrote no file {output}",
+        "true {output} {mu}": r"wrote no file {output}",
         "no-such-program {mu}": "No such file",
     }
     for line, message in reasons.items():
         with pytest.raises(ValueError, match=f"(?s)shape of the data.*{message}"):
-            run(cs.command(line), 2)
+            run(cs.command(line), 2, prior=MU)
 
 
 def test_a_command_that_takes_too_long_ends_with_its_children(tmp_path):
     pids = tmp_path / "pids"
     line = f"sh -c 'sleep 60 & echo $! >> {pids}; if test {{mu}} = 7; then echo; fi; wait'"
     with pytest.raises(ValueError, match=r"timed out: The run took longer than 0\.3 s"):
-        run(cs.command(line), 1, timeout=0.3)
+        run(cs.command(line), 1, timeout=0.3, prior=MU)
     (pid,) = pids.read_text().split()
     for _ in range(100):
         if not _running(int(pid)):

@@ -21,6 +21,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -28,6 +29,7 @@ from tqdm.auto import tqdm
 from consilience.commands import Command
 from consilience.externals import External
 from consilience.failures import Failures
+from consilience.guardian import guardian
 from consilience.memory import Memory
 from consilience.runs import DIED, LONGEST, Failure, Outcome, Spec, Task, blank
 from consilience.store import Store
@@ -169,7 +171,8 @@ class _Campaign:
         self.executor, self.settings = executor, settings
         self.workers = getattr(executor, "size", getattr(executor, "_max_workers", WINDOW // 2))
         self.window = settings.in_flight or 2 * self.workers
-        self.flying: dict[Future, np.ndarray] = {}
+        self.flying: dict[Future, _Chunk] = {}
+        self.guarded: set[int] = set()
         self.lost: Counter[int] = Counter()
         self.pace = TARGET
         self.settled = np.ones(n, bool)
@@ -191,15 +194,16 @@ class _Campaign:
 
     def save_finished(self) -> None:
         """Keep what has arrived, and call back what has not begun."""
-        for future, numbers in list(self.flying.items()):
+        for future, chunk in list(self.flying.items()):
             here = not future.cancel() and future.done() and future.exception() is None
-            if here and self.keeper.spec is not None:
-                self._settle(numbers, future.result())
+            if here and self.keeper.spec is not None and chunk.answered_by(future.result()):
+                self._settle(chunk.numbers, future.result())
 
     def call_back(self) -> None:
         """Call back what has not begun: a user's executor would go on with it."""
         for future in self.flying:
             future.cancel()
+        self._guard(set())
 
     def _find_spec(self) -> None:
         """The first run that gives data shows their shape; it and those before it are kept."""
@@ -221,17 +225,17 @@ class _Campaign:
         self._settle(tried, outcomes)
         self.pace = outcomes[-1].seconds
 
-    def _alone(self, chunk: np.ndarray) -> Outcome:
+    def _alone(self, numbers: np.ndarray) -> Outcome:
         """The outcome of one run, while no other is sent out."""
         while True:
-            self.flying = {self._submit(chunk): chunk}
+            self._submit(numbers)
             while not self._arrived():
                 pass
-            future, _ = self.flying.popitem()
+            future, chunk = self.flying.popitem()
             try:
-                return self._result(future)[0]
+                return self._result(future, chunk)[0]
             except _WorkerLostError as error:
-                lost = self._lost(int(chunk[0]), error)
+                lost = self._lost(int(numbers[0]), error)
                 if lost is not None:
                     return lost
 
@@ -240,11 +244,11 @@ class _Campaign:
         while sent < len(todo) or again or self.flying:
             while (sent < len(todo) or again) and len(self.flying) < self.window:
                 if again:
-                    chunk = again.popleft()
+                    numbers = again.popleft()
                 else:
-                    chunk = todo[sent : sent + self._size(len(todo) - sent)]
-                    sent += len(chunk)
-                self.flying[self._submit(chunk)] = chunk
+                    numbers = todo[sent : sent + self._size(len(todo) - sent)]
+                    sent += len(numbers)
+                self._submit(numbers)
             again.extend(self._receive())
 
     def _receive(self) -> list[np.ndarray]:
@@ -257,32 +261,45 @@ class _Campaign:
         for future in self._arrived():
             chunk = self.flying[future]
             try:
-                outcomes = self._result(future)
+                outcomes = self._result(future, chunk)
             except _WorkerLostError as error:
-                again += self._after_loss(chunk, error)
+                again += self._after_loss(chunk.numbers, error)
             else:
-                self._settle(chunk, outcomes)
+                self._settle(chunk.numbers, outcomes)
             del self.flying[future]
         return again
 
-    def _submit(self, numbers: np.ndarray) -> Future:
-        task = dataclasses.replace(self.task, mark=uuid.uuid4().hex)
+    def _submit(self, numbers: np.ndarray):
+        chunk = _Chunk(uuid.uuid4().hex, numbers)
+        task = dataclasses.replace(self.task, mark=chunk.mark)
         theta = self.draw(numbers)
         try:
-            return self.executor.submit(run_limited, task, numbers, theta)
+            self.flying[self.executor.submit(run_limited, task, numbers, theta)] = chunk
         except UNSENDABLE as error:
             raise self._unsendable(error) from error
         except Exception as error:
             raise self._broken(error) from error
+
+        # The processes of a pool do not notice that their parent is dead.
+        pool = getattr(self.executor, "_processes", None)
+        self._guard(set(pool) if isinstance(pool, dict) else set())
+
+    def _guard(self, pids: set[int]):
+        """Have these processes end with this one."""
+        for pid in pids - self.guarded:
+            guardian().keep(pid)
+        for pid in self.guarded - pids:
+            guardian().release(pid)
+        self.guarded = pids
 
     def _arrived(self) -> set[Future]:
         done, _ = wait(self.flying, timeout=TICK, return_when=FIRST_COMPLETED)
         self.keeper.touch()
         return done
 
-    def _result(self, future: Future) -> list[Outcome]:
+    def _result(self, future: Future, chunk: "_Chunk") -> list[Outcome]:
         try:
-            return future.result()
+            outcomes = future.result()
         except (ValueError, StartError):
             raise
         except (BrokenExecutor, CancelledError) as error:
@@ -291,6 +308,9 @@ class _Campaign:
             raise self._unsendable(error) from error
         except Exception as error:
             raise _WorkerLostError(f"{type(error).__name__}: {error}") from error
+        if not chunk.answered_by(outcomes):
+            raise _WorkerLostError("The executor answered with the outcomes of other runs.")
+        return outcomes
 
     def _unsendable(self, error: Exception) -> TypeError:
         return TypeError(
@@ -304,14 +324,14 @@ class _Campaign:
             f"{self.keeper.stopped(self.n)} Make a new executor for it."
         )
 
-    def _after_loss(self, chunk: np.ndarray, error: Exception) -> list[np.ndarray]:
-        """Chunks to send again, one run each; a run that loses two workers has failed."""
-        if len(chunk) > 1:
-            return list(chunk[:, None])
-        lost = self._lost(int(chunk[0]), error)
+    def _after_loss(self, numbers: np.ndarray, error: Exception) -> list[np.ndarray]:
+        """Runs to send again, one in a chunk; a run that loses two workers has failed."""
+        if len(numbers) > 1:
+            return list(numbers[:, None])
+        lost = self._lost(int(numbers[0]), error)
         if lost is None:
-            return [chunk]
-        self._settle(chunk, [lost])
+            return [numbers]
+        self._settle(numbers, [lost])
         return []
 
     def _lost(self, number: int, error: Exception) -> Outcome | None:
@@ -357,6 +377,20 @@ class _Campaign:
         self.bar.set_postfix(failed=len(self.failed), refresh=False)
         self.bar.update(int(np.count_nonzero(~self.settled[numbers])))
         self.settled[numbers] = True
+
+
+class _Chunk(NamedTuple):
+    """Runs that were sent together, and the mark that their outcomes must bear."""
+
+    mark: str
+    numbers: np.ndarray
+
+    def answered_by(self, outcomes: Any) -> bool:
+        """Whether these are the outcomes of these runs, in order, each of them once."""
+        asked = [(self.mark, number) for number in self.numbers.tolist()]
+        return isinstance(outcomes, list) and asked == [
+            (outcome.mark, outcome.number) for outcome in outcomes if isinstance(outcome, Outcome)
+        ]
 
 
 class _WorkerLostError(Exception):

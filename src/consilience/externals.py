@@ -5,9 +5,11 @@ run: its shape is then kept, by the model and by the store of a campaign.
 """
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from consilience.arrays import warn_caller
 from consilience.commands import OUTPUT, SEED, Command
 from consilience.runs import Spec
 from consilience.types import Data
@@ -27,10 +29,13 @@ class External:
             return self.function.line
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
-    def check(self, names: tuple[str, ...]):
-        """Refuse parameters that the simulator does not take."""
+    def check(self, shapes: Mapping[str, tuple[int, ...]]):
+        """Refuse parameters that the simulator does not take; of each, the name and the shape."""
+        names = tuple(shapes)
         if isinstance(self.function, Command):
             self._check_fields(set(names), self.function.fields)
+            self.function.check(shapes)
+            self._check_use(shapes, self.function)
             return
         try:
             signature = inspect.signature(self.function)
@@ -57,6 +62,23 @@ class External:
                 f"{SEED!r} and {OUTPUT!r} have a meaning of their own in a command: give the "
                 "parameter another name."
             )
+        unused = sorted(names - fields)
+        if unused:
+            raise ValueError(
+                f"The command line does not use the parameters {unused}, so that no run could "
+                f"depend on them: write {{{unused[0]}}} where it belongs, or leave them out of the "
+                "prior."
+            )
+
+    def _check_use(self, shapes: Mapping[str, tuple[int, ...]], line: Command):
+        """Warn of an array of which only some values are written."""
+        for name, shape in shapes.items():
+            used = {field.index for field in line.written() if field.name == name}
+            if math.prod(shape) > len(used) and all(i.startswith("[") for i in used):
+                warn_caller(
+                    f"The command line uses {len(used)} of the {math.prod(shape)} values of the "
+                    f"parameter {name!r}: no run depends on the others."
+                )
 
     def __repr__(self) -> str:
         return f"External({self.name})"
@@ -104,4 +126,10 @@ def command(line: str, *, read: Callable[[Any], Data] | None = None) -> External
     >>> cs.simulate(model, 3, key=jax.random.key(0), progress=False)
     Simulations: 3 runs, theta: beta (); x: (2,)
     """
-    return External(Command(line, read))
+    if not isinstance(line, str):
+        raise TypeError(f"cs.command takes a command line as text, got {type(line).__name__}.")
+    if read is not None and not callable(read):
+        raise TypeError(f"read must be a function of what a run gives, got {type(read).__name__}.")
+    described = Command(line, read)
+    described.written()  # refused here rather than in every run
+    return External(described)

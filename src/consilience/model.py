@@ -79,7 +79,7 @@ class Model(eqx.Module):
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
         self._layout = None
         if isinstance(simulator, External):
-            simulator.check(self.prior.names)
+            simulator.check(self.prior.shapes)
         elif simulator is not None:
             self._layout = self._layout_of_x(simulator)
             if log_likelihood is not None:

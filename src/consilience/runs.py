@@ -18,6 +18,7 @@ from numpy.random import Generator, Philox, SeedSequence
 from consilience.arrays import as_numbers
 from consilience.commands import Command
 from consilience.data import DATA
+from consilience.processes import children_end
 from consilience.types import Data, Theta
 
 RAISED, LATE, NOT_FINITE, WRONG, DIED = (
@@ -39,19 +40,24 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The data of a run, an array or a dictionary of arrays, or its failure."""
+    """The data of a run, an array or a dictionary of arrays, or its failure.
+
+    `number` and `mark` say which run of which chunk it is the outcome of.
+    """
 
     x: Any
     failure: Failure | None
     seconds: float
+    number: int = -1
+    mark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """What every run of a campaign shares: the simulator, the key as numbers, a time limit.
 
-    `mark` differs each time that a chunk is sent: Dask would answer a chunk that is sent again
-    with the outcome that it remembers.
+    `mark` differs each time that a chunk is sent: it tells whether an outcome is of that chunk, and
+    Dask would answer a chunk that is sent again with the outcome that it remembers.
     """
 
     function: Callable[..., Data] | Command
@@ -80,10 +86,11 @@ def at(theta: Theta, i: int) -> dict[str, Any]:
 
 
 def run_one(task: Task, number: int, theta: Mapping[str, Any]) -> Outcome:
-    """One run, whatever comes of it."""
+    """One run, whatever comes of it; a child that the simulator forks does not come back."""
     start = time.perf_counter()
-    x, failure = _attempt(task, stream(task.entropy, number), theta)
-    return Outcome(x, failure, time.perf_counter() - start)
+    with children_end():
+        x, failure = _attempt(task, stream(task.entropy, number), theta)
+    return Outcome(x, failure, time.perf_counter() - start, number, task.mark)
 
 
 def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any, Failure | None]:

@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from consilience import processes
 from consilience.commands import Command
+from consilience.guardian import guardian
 from consilience.runs import DIED, LATE, Failure, Outcome, Task, at, run_chunk, run_one
 from consilience.types import Theta
 
@@ -34,6 +36,11 @@ GRACE = 1.0
 
 FLUSH = 0.1
 """Seconds after which a process hands over the outcomes that it has."""
+
+IDLE = 3
+"""Processes in a row that may die without an outcome before a run counts as failed."""
+
+UNBEGUN = f"{IDLE} processes in a row ended before they gave an outcome."
 
 READY = "ready"
 
@@ -64,8 +71,8 @@ class Workers(Executor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future:
         """The outcomes of a chunk: `submit(run_chunk, task, numbers, theta)`."""
-        _, numbers, theta = args
-        return self._threads.submit(self._chunk, numbers, theta)
+        task, numbers, theta = args
+        return self._threads.submit(self._chunk, getattr(task, "mark", ""), numbers, theta)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False):
         """End all processes; a run that has not ended is lost."""
@@ -75,14 +82,20 @@ class Workers(Executor):
                 worker.end()
         self._threads.shutdown(wait, cancel_futures=True)
 
-    def _chunk(self, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    def _chunk(self, mark: str, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        while len(outcomes) < len(numbers):
-            rest = [i for i in range(len(numbers)) if i not in outcomes]
+        idle = 0
+        while rest := [i for i in range(len(numbers)) if i not in outcomes]:
             part = {name: array[rest] for name, array in theta.items()}
-            for j, outcome in self._worker().work(numbers[rest], part):
+            worker, before = self._worker(), len(outcomes)
+            for j, outcome in worker.work(mark, numbers[rest], part):
                 outcomes[rest[j]] = outcome
-        return [outcomes[i] for i in range(len(numbers))]
+            idle = 0 if len(outcomes) > before else idle + 1
+            if idle == IDLE and not self._stopped:
+                outcomes[rest[0]] = Outcome(None, Failure(DIED, UNBEGUN), 0.0)
+        return [
+            outcomes[i]._replace(number=int(number), mark=mark) for i, number in enumerate(numbers)
+        ]
 
     def _worker(self) -> "_Worker":
         """This thread's process, a new one where the last has ended."""
@@ -115,6 +128,7 @@ class _Worker:
             warnings.filterwarnings("ignore", message=r".*fork", category=DeprecationWarning)
             self.process.start()
         theirs.close()
+        guardian().keep(self.process.pid)
 
     def await_start(self):
         try:
@@ -127,47 +141,71 @@ class _Worker:
                 "script; or pass executor=."
             ) from None
 
-    def work(self, numbers: np.ndarray, theta: Theta) -> Iterator[tuple[int, Outcome]]:
+    def work(self, mark: str, numbers: np.ndarray, theta: Theta) -> Iterator[tuple[int, Outcome]]:
         """Outcomes with their positions, until all are there or the process has died."""
-        missing = len(numbers)
+        missing = set(range(len(numbers)))
         try:
             self.current[0] = -1.0
-            self.connection.send((numbers, theta))
+            self.connection.send((mark, numbers, theta))
             while missing:
                 if self.connection.poll(self._patience()):
-                    done = self.connection.recv()
-                    missing -= len(done)
-                    yield from done
+                    for i, outcome in self._received():
+                        # Others may hold the pipe: an answer that was not asked for is dropped.
+                        if i in missing and (outcome.mark, outcome.number) == (mark, numbers[i]):
+                            missing.discard(i)
+                            yield i, outcome
                 elif self._overdue():
-                    yield (
-                        int(self.current[0]),
-                        self._failed(LATE, f"The run took longer than {self.timeout} s."),
-                    )
+                    late = int(self.current[0])
+                    if late in missing:
+                        message = f"The run took longer than {self.timeout} s."
+                        yield late, self._failed(LATE, message)
                     self.end()
                     return
+                elif self._gone():
+                    raise EOFError
         except (EOFError, OSError):
             # Ended from here, or before a run had begun: nothing is to be recorded.
-            at_fault = self.alive and self.current[0] >= 0
+            lost = int(self.current[0])
+            at_fault = self.alive and lost in missing
             self.end()
             if at_fault:
                 code = self.process.exitcode
-                yield (
-                    int(self.current[0]),
-                    self._failed(DIED, f"The process ended during the run, with exit code {code}."),
-                )
+                message = f"The process ended during the run, with exit code {code}."
+                yield lost, self._failed(DIED, message)
+
+    def _received(self) -> list[tuple[int, Outcome]]:
+        try:
+            done = self.connection.recv()
+            return [(i, outcome) for i, outcome in done if isinstance(outcome, Outcome)]
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # two processes have written at once
+            raise OSError("The worker sent what cannot be read.") from error
+
+    def _gone(self) -> bool:
+        """Whether the process has died though others, which it has forked, hold its pipe."""
+        with self._ending:
+            return self.process.exitcode is not None and not self.connection.poll()
 
     def end(self):
-        """Kill the process; what it had handed over stays."""
+        """Kill the process and what its run has started; what it had handed over stays."""
         self.alive = False
         with self._ending:
+            pid, busy = self.process.pid, self.current[0] >= 0
+            started: set[int] = set()
+            if busy and self.process.exitcode is None:
+                started = processes.families({pid}) - {pid}
             self.process.terminate()
             self.process.join(GRACE)
             if self.process.exitcode is None:
                 self.process.kill()
                 self.process.join()
+            if started:
+                processes.end(started)
+            guardian().release(pid)
 
-    def _patience(self) -> float | None:
-        return None if self.timeout is None else min(GRACE, self.timeout) / 4
+    def _patience(self) -> float:
+        return GRACE if self.timeout is None else min(GRACE, self.timeout) / 4
 
     def _overdue(self) -> bool:
         began = self.current[1]
@@ -184,6 +222,9 @@ def _serve(connection: Connection, current: Any, task: Task):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if isinstance(task.function, Command):
         signal.signal(signal.SIGTERM, _interrupt)  # so that the command ends with its worker
+    # A child that the simulator forks has no business here: it would hold the pipe open, too.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=connection.close)
     first_parent = os.getppid()
     orphaned = lambda: os.getppid() != first_parent  # noqa: E731
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
@@ -192,14 +233,15 @@ def _serve(connection: Connection, current: Any, task: Task):
             while not connection.poll(1.0):
                 if orphaned():
                     return
-            numbers, theta = connection.recv()
+            mark, numbers, theta = connection.recv()
+            marked = dataclasses.replace(task, mark=mark)
             done: list[tuple[int, Outcome]] = []
             sent = time.monotonic()
             for i, number in enumerate(numbers):
                 if orphaned():
                     return
                 current[1], current[0] = time.monotonic(), i
-                done.append((i, run_one(task, int(number), at(theta, i))))
+                done.append((i, run_one(marked, int(number), at(theta, i))))
                 if time.monotonic() - sent > FLUSH:
                     connection.send(done)
                     done, sent = [], time.monotonic()
