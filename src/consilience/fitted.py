@@ -13,7 +13,7 @@ import xarray as xr
 from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
-from consilience.arrays import as_count
+from consilience.arrays import as_count, keyed
 from consilience.bases import base_sample
 from consilience.blocks import in_blocks
 from consilience.compiling import compiled
@@ -87,6 +87,7 @@ class Fit(eqx.Module):
     history: History = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True, default=None)
 
+    @keyed("fit.sample(x, n, key=key)")
     def sample(
         self,
         x: Data,
@@ -115,7 +116,7 @@ class Fit(eqx.Module):
         Returns a variable for each parameter, with the dimensions `chain`, `draw` and its
         own; for a batch, behind `observation`.
         """
-        n = as_count(n, "n, the number of draws in sample(x, n),")
+        n = as_count(n, "n, the number of draws in fit.sample(x, n, key=key),")
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
         if corrected and method == "nuts":
@@ -163,6 +164,7 @@ class Fit(eqx.Module):
             judged={"r_hat": chains.r_hat, "ess": chains.ess},
         )
 
+    @keyed("fit.check(x, key=key)")
     def check(
         self,
         x: Data,
@@ -199,6 +201,7 @@ class Fit(eqx.Module):
             statistics=statistics,
         )
 
+    @keyed("fit.report(path, x, key=key)")
     def report(
         self,
         path: str | Path,
@@ -234,6 +237,7 @@ class Fit(eqx.Module):
             progress=progress,
         )
 
+    @keyed("fit.log_evidence(x, n, key=key)")
     def log_evidence(self, x: Data, n: int = 1000, *, key: PRNGKey) -> xr.Dataset:
         """The log evidence of one dataset, or of each of a batch, from `n` posterior draws.
 
@@ -243,7 +247,7 @@ class Fit(eqx.Module):
         `spread`: the width of the central 95 % of the identity's values, zero for a right
         posterior. `pareto_k`, `ess`: trust the estimates where k is below 0.7.
         """
-        n = as_count(n, "n, the number of draws in log_evidence(x, n),")
+        n = as_count(n, "n, the number of draws in fit.log_evidence(x, n, key=key),")
         if n < 50:
             raise ValueError(f"An estimate of the evidence needs 50 draws or more, got {n}.")
         (_, terms), batched = self._draw(x, n, key, self.joint)

@@ -24,6 +24,7 @@ from consilience.panels import (
     components,
     each_quantity,
     legend,
+    literal,
     note,
     only,
     outlines,
@@ -342,7 +343,7 @@ def identity(
             axis.plot(ends, [i, i], color=BLUE, lw=3, solid_capstyle="butt", label="central 95 %")
             axis.plot([row.mean()], [i], "D", color="white", mec=INK, ms=4, label="mean")
     every = math.ceil(m / 40)
-    axes[0].set_yticks(range(0, m, every), list(titles)[::every])
+    axes[0].set_yticks(range(0, m, every), list(map(literal, titles))[::every])
     axes[0].set_ylim(m - 0.5, -0.5)
     legend(axes)
     return axes

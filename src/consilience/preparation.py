@@ -26,6 +26,11 @@ from consilience.validity import Attempts, Validity, learn_validity
 
 def check_simulations(model: Model, simulations: Simulations):
     """Refuse runs that do not belong to the model, or cannot be learned from."""
+    if not isinstance(model, Model) or not isinstance(simulations, Simulations):
+        raise TypeError(
+            "cs.fit takes a cs.Model and then its cs.Simulations, got "
+            f"{type(model).__name__} and {type(simulations).__name__}."
+        )
     if len(simulations) == 0:
         raise ValueError("There are no simulations to learn from: got 0 runs.")
     if model.prior.differs_from(simulations.prior, getattr(simulations, "fingerprint", None)):

@@ -35,6 +35,7 @@ from consilience.types import Data, PRNGKey
 from consilience.workers import Workers
 
 INTERRUPTED = 130
+NO_MEMORY = 6
 CODES = {AS_IS: 0, CORRECTED: 3, MCMC: 4, MODEL: 5}
 """Exit codes of `check`, by verdict."""
 

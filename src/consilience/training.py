@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
+from consilience.arrays import keyed
 from consilience.compiling import on_device
 from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
@@ -51,6 +52,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
 
 
+@keyed("cs.fit(model, simulations, key=key)")
 @failures_as_raised()
 def fit(
     model: Model,
