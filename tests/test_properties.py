@@ -260,7 +260,7 @@ def test_densities_at_parameters_of_any_type_and_form(theta, x, batch):
     known = {name: plain_theta(theta.get(name)) for name in PRIOR}
     if found is REFUSED:
         # What is in order is not refused.
-        in_order = set(theta) == set(PRIOR) and None not in known.values()
+        in_order = set(theta) == set(PRIOR) and all(a is not None for a in known.values())
         lead = {known["mu"].shape, known["sigma"].shape, known["w"].shape[:-1]} if in_order else {}
         assert not (len(lead) == 1 and known["w"].shape[-1:] == (3,) and not batch)
         return
@@ -458,6 +458,8 @@ def damage(draw, text: bool = True):
 
     def change(content: bytes) -> bytes:
         i = int(at * len(content))
+        if not content:
+            return bytes([byte])
         if kind == "flip":
             return content[:i] + bytes([content[i] ^ byte]) + content[i + 1 :]
         if kind == "cut":
@@ -665,7 +667,7 @@ def test_any_words_on_the_command_line(words):
     data=st.one_of(datasets(), st.dictionaries(NAMES, ordinary((3,)), max_size=2), st.binary()),
     ending=st.sampled_from(["npy", "npz", "csv", "txt", "nc", "xls", ""]),
 )
-def test_any_file_of_data_on_the_command_line(fit, saved, data, ending):
+def test_any_file_of_data_on_the_command_line(data, ending):
     with folder_with_fit():
         path = Path(f"data.{ending}")
         try:

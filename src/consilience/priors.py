@@ -219,7 +219,9 @@ def refuse_improper(part: dist.Distribution, name: str):
     elif isinstance(part, dist.ImproperUniform):
         reason = "is improper (ImproperUniform) and cannot be drawn from: pass a proper prior"
     elif isinstance(part, dist.Unit):
-        reason = "comes from numpyro.factor, which changes the density and not the draws: leave it out"
+        reason = (
+            "comes from numpyro.factor, which changes the density and not the draws: leave it out"
+        )
     elif isinstance(part, dist.MaskedDistribution) and not np.all(part._mask):
         reason = "is masked, which changes the density and not the draws: leave the mask out"
     if reason is not None:

@@ -116,6 +116,7 @@ def check(
     layout = fit.posterior.data.layout
     arrays, batched = layout.check(x)
     measure = Measure(layout, statistics)
+    draws = as_count(draws, "draws, the number of posterior draws,")
     predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
