@@ -214,8 +214,8 @@ def check_netcdf(names: Iterable[str], path: Path):
     for name in names:
         if "/" in name or not name.isprintable():
             raise InputError(
-                f"{path} cannot hold a parameter called {name!r}, since netCDF takes neither slashes "
-                "nor characters that are not printed: call it something else in the model."
+                f"{path} cannot hold a parameter called {name!r}: netCDF takes no slash in a name, "
+                "nor characters that cannot be printed. Call it something else in the model."
             )
 
 
