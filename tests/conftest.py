@@ -13,6 +13,7 @@ install_import_hook("consilience", "beartype.beartype")
 import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import jaxtyping  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 import pytest  # noqa: E402
 
@@ -80,6 +81,14 @@ def quick(model, sims, **settings) -> cs.Fit:
 def options(request):
     name = request.module.__name__.rpartition("test_")[2]
     take_options(SHORT_OPTIONS if name in RUN_LONG else BARE_OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def unchecked():
+    """No shape checks at run time: the library's own checks see what a user passes."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,10 @@ import pytest
 import xarray as xr
 
 import consilience as cs
-from consilience import cli, experiments, simulations, trust
+from consilience import cli, experiments, simulations, training, trust
 from consilience.data import Layout, Vector
 from consilience.inputs import InputError, check_out, read_data, write_netcdf
-from consilience.shell import CODES
+from consilience.shell import CODES, NO_MEMORY
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -544,6 +544,71 @@ def test_a_check_ends_with_the_code_of_its_verdict(store, saved, x, tmp_path, ca
     assert "1  do not use: revise the model" in capsys.readouterr().out
     assert all(len(settings["simulations"]) == N for settings in asked)
     assert all(settings["predictive"] == 0 for settings in asked)
+
+
+@pytest.fixture
+def closed_pipe(monkeypatch):
+    """Standard output to a reader that has left, as `head` does; what is written now is lost."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        yield stream
+
+
+def test_a_check_into_head_ends_with_the_code_of_its_verdict(
+    saved, x, tmp_path, capsys, monkeypatch, closed_pipe
+):
+    table = xr.Dataset({name: ("observation", [trust.MCMC] * 2) for name in ("verdict", "reason")})
+    monkeypatch.setattr(trust, "check", lambda *args, **settings: trust.Check(table))
+    np.save(tmp_path / "x.npy", x)
+    words = ("check", saved, tmp_path / "x.npy", "--model", f"{HERE}:MODEL", "--predictive", 0)
+    assert run(*words) == 4
+    assert capsys.readouterr().err == ""
+
+
+def test_every_command_into_head_ends_quietly(store, saved, tmp_path, capsys, closed_pipe):
+    assert run("status", store) == 0
+    assert run("simulate", f"{HERE}:MODEL", tmp_path / "runs", "--runs", 3) == 0
+    with pytest.raises(SystemExit) as end:
+        run("--help")
+    assert end.value.code == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_the_shell_has_closed_is_no_error(name, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, name, None)
+    assert run("status", store) == 0
+    assert run("status", tmp_path / "nothing") == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_output_to_a_full_disk_is_told_in_a_line(store, capsys, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("status", store) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_out_of_memory_is_told_in_a_line_with_its_own_code(saved, x, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", x)
+    words = ("sample", saved, tmp_path / "x.npy", "--model", f"{HERE}:MODEL")
+    assert run(*words, "--out", tmp_path / "draws.nc", "--draws", 10**14) == NO_MEMORY == 6
+    shown = capsys.readouterr()
+    assert shown.err.startswith("consilience: out of memory (Unable to allocate")
+    assert shown.err.endswith("Pass fewer --draws, or a smaller batch of observations.\n")
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+def test_a_device_out_of_memory_is_told_in_a_line(store, tmp_path, capsys, monkeypatch):
+    def exhausted(*args, **settings):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(training, "fit", exhausted)
+    words = ("fit", f"{HERE}:MODEL", store, "--out", tmp_path / "fit.safetensors")
+    assert run(*words) == NO_MEMORY
+    assert "Train on fewer runs" in capsys.readouterr().err
 
 
 def test_a_check_is_that_of_the_library(store, saved, fitted, x, tmp_path, capsys):

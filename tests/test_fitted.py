@@ -94,6 +94,38 @@ def test_bad_requests_are_refused(named_fit, named_sims):
         named_fit.log_prob({"mu": np.zeros(3), "sigma": np.ones(3)}, x[:4])
 
 
+def test_swapped_arguments_of_sample_show_how_to_call_it(named_fit, named_sims, unchecked):
+    x, call = named_sims.x[0], r"fit\.sample\(x, n, key=key\)"
+    with pytest.raises(TypeError, match=rf"{call}, must be a whole number, got an array"):
+        named_fit.sample(100, x, key=KEY)
+    with pytest.raises(TypeError, match=rf"{call}, must be a whole number, got Array"):
+        named_fit.sample(x, KEY, key=KEY)
+    with pytest.raises(TypeError, match=rf"no random key: it is passed by its name, in {call}"):
+        named_fit.sample(x, KEY)
+    for wrong, got in ((3, "int"), (None, "NoneType"), (jax.random.split(KEY), r"shape \(2,\)")):
+        with pytest.raises(TypeError, match=rf"one random key, .* in {call}; got .*{got}"):
+            named_fit.sample(x, 10, key=wrong)
+
+
+def test_a_key_of_the_old_kind_gives_the_draws_of_the_new(named_fit, named_sims, unchecked):
+    x = named_sims.x[0]
+    old = named_fit.sample(x, 5, key=jax.random.PRNGKey(3))
+    xr.testing.assert_equal(old, named_fit.sample(x, 5, key=jax.random.key(3)))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_numpy_counts_are_counts(named_fit, named_sims, unchecked, kind):
+    assert named_fit.sample(named_sims.x[0], kind(3), key=KEY).sizes["draw"] == 3
+
+
+def test_observations_beyond_float32_are_refused(named_fit):
+    x = np.full((10, 1), 1e39)
+    with pytest.raises(ValueError, match=r"values beyond 3.4e\+38, .* rescale the data"):
+        named_fit.sample(x, key=KEY)
+    with pytest.raises(ValueError, match=r"values beyond 3.4e\+38, .* at \[1\] of the batch"):
+        named_fit.sample(np.stack([np.zeros((10, 1)), x]), key=KEY)
+
+
 def test_the_likelihood_is_in_the_users_data(named_fit, named_sims):
     theta = {name: values[0] for name, values in named_sims.theta.items()}
     likelihood, row = named_fit.likelihood, np.linspace(-40, 40, 4001)

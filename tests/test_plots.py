@@ -496,3 +496,36 @@ def test_side_by_side_is_square_and_marks_the_truth():
     np.testing.assert_array_equal(np.stack(values_of(axes[1].lines[0]), 1), samples["exact"])
     star = axes[0].lines[1]
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (0.5, 1.0)
+
+
+BROKEN = ("$\\frac{a$", "$", "_$^", "$$", "$_^$", "a$b", "$x$ and $", "\\$5$", "$x\n$y")
+
+
+def test_broken_mathtext_in_a_name_is_shown_as_it_is():
+    """A formula that Matplotlib cannot read fails when the figure is drawn, not when it is made."""
+    name = BROKEN[0]
+    judged = calibration(2).assign_coords(quantity=[name, "other"])
+    made = [
+        plots.pairs(posterior(2, name=name)),
+        plots.recovery(
+            posterior(2, observations=5, name=name), {"mu": np.zeros(5), name: np.zeros((5, 2))}
+        ),
+        plots.coverage(judged),
+        plots.predictive({name: SERIES[0]}, {name: SERIES[1:]}),
+        plots.identity({name: RNG.normal(size=(2, 50))}, titles=[name, name]),
+        plots.budgets({name: {10: [1.0]}}, ylabel=name),
+        plots.side_by_side({name: RNG.normal(size=(5, 2))}, names=(name, name)),
+    ]
+    for axes in made:
+        figure = np.ravel(axes)[0].figure
+        figure.savefig(io.BytesIO(), format="svg")
+
+
+def test_a_name_is_drawn_with_its_dollar_signs():
+    axis = plots.budgets({name: {10: [1.0]} for name in BROKEN})
+    for i, name in enumerate(BROKEN):
+        axis.text(1.0, float(i), plots.literal(name))
+    axis.figure.savefig(io.BytesIO(), format="svg")
+    assert plots.literal(r"$\theta$ in $\frac{$") == r"\$\theta\$ in \$\frac{\$"
+    assert plots.literal(r"$\theta$ [$m$]") == r"$\theta$ [$m$]"
+    assert plots.literal("price in $") == "price in $"

@@ -22,7 +22,7 @@ from tests.gaussian import exact_log_evidence, exact_mean, exact_sd, gaussian_fi
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 KEY = jax.random.key(5)
-SCRIPT, AND = "<script>alert(1)</script>", "a&b"
+SCRIPT, AND = "<script>alert(1)</script>", r"a&b$\frac{$"
 SECTIONS = {
     *("model", "training", "calibration", "recovery", "posterior", "predictions", "evidence"),
     *("verdict", "origin"),

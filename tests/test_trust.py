@@ -147,6 +147,22 @@ def test_statistics_may_be_arrays_of_one_number(exact, sims, held_out):
     assert found.table["statistic"].item() in statistics
 
 
+def test_statistics_that_are_no_numbers_by_name_are_refused(exact, sims, held_out, unchecked):
+    ask = lambda statistics: exact.check(  # noqa: E731
+        held_out.x[0], key=KEY, simulations=sims, statistics=statistics, predictive=20
+    )
+    with pytest.raises(ValueError, match="statistics names no statistic"):
+        ask({})
+    with pytest.raises(ValueError, match=r"'mean' must return one number .* shape \(2,\): pass a"):
+        ask({"mean": lambda x: x.mean(axis=0)})
+    with pytest.raises(TypeError, match="statistic 'text' must be real numbers, but it holds text"):
+        ask({"text": lambda x: "two"})
+    with pytest.raises(TypeError, match="statistics must be functions by name, got function"):
+        ask(lambda x: x.mean())
+    with pytest.raises(TypeError, match="statistic 'mean' must be a function of one dataset"):
+        ask({"mean": 3.0})
+
+
 def test_without_a_likelihood_the_observation_itself_is_judged(sims, held_out):
     model = cs.Model(
         dist.Normal(0.0, 1.0).expand([DIM]).to_event(1),

@@ -4,15 +4,20 @@ The experiments are imported when one is asked for: worker processes import this
 """
 
 import argparse
+import contextlib
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from consilience.compiling import keep_compiled
 from consilience.options import add_commands
-from consilience.shell import INTERRUPTED
+from consilience.shell import INTERRUPTED, NO_MEMORY
 from consilience.training import TrainingError
 from consilience.workers import StartError
 
@@ -21,18 +26,84 @@ EXPERIMENTS = ("gmm", "two-moons", "hes1", "source", "sir")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code comes back."""
+    with _to_readers_that_may_leave():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("jax", "matplotlib", "absl"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        return options.command(options)
+        code = options.command(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except (ValueError, OSError, StartError, TrainingError) as error:
         print(f"consilience: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        return _no_memory(error, options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _no_memory(error, options)
     except KeyboardInterrupt as stop:
         print(f"consilience: stopped. {str(stop) or options.stopped}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _no_memory(error: Exception, options: argparse.Namespace) -> int:
+    said = (str(error).strip() or "no more could be had").splitlines()[0]
+    print(f"consilience: out of memory ({said}). {options.smaller}", file=sys.stderr)
+    return NO_MEMORY
+
+
+@contextlib.contextmanager
+def _to_readers_that_may_leave() -> Iterator[None]:
+    """Let a command end as it would, whether or not its output is read: `| head` closes its end."""
+    with contextlib.ExitStack() as stack:
+        # Python has no stream at all where a shell closed it before the start.
+        if sys.stdout is not None:
+            kept: Any = _Kept(sys.stdout)
+            stack.enter_context(contextlib.redirect_stdout(kept))
+            stack.callback(kept.flush)
+        if sys.stderr is not None:
+            errors: Any = _Kept(sys.stderr)
+            stack.enter_context(contextlib.redirect_stderr(errors))
+        yield
+
+
+class _Kept:
+    """A stream that throws away what nobody reads any more."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._unless_closed():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self):
+        with self._unless_closed():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _unless_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is left in the buffer goes there too, at the end of the process.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--methods", nargs="+", metavar="M", help="such as NPE, SC-NPE, SC-NPLE")
     run.add_argument("--protocols", nargs="+", metavar="P", help="paper, default, or both")
     run.add_argument("--quick", action="store_true", help="a look in minutes, on small budgets")
-    run.set_defaults(command=_reproduce, stopped="What was finished is kept: run again to go on.")
+    run.set_defaults(
+        command=_reproduce,
+        stopped="What was finished is kept: run again to go on.",
+        smaller="What was finished is kept: pass fewer --samples.",
+    )
     return parser
 
 

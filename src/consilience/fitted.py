@@ -21,6 +21,7 @@ from consilience.devices import Devices, along_second, make_mesh, replicate
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling
 from consilience.host import OnHost, failures_as_raised
+from consilience.keys import keyed
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.origins import Origin
@@ -87,6 +88,7 @@ class Fit(eqx.Module):
     history: History = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True, default=None)
 
+    @keyed("fit.sample(x, n, key=key)")
     def sample(
         self,
         x: Data,
@@ -115,7 +117,7 @@ class Fit(eqx.Module):
         Returns a variable for each parameter, with the dimensions `chain`, `draw` and its
         own; for a batch, behind `observation`.
         """
-        n = as_count(n, "n, the number of draws in sample(x, n),")
+        n = as_count(n, "n, the number of draws in fit.sample(x, n, key=key),")
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
         if corrected and method == "nuts":
@@ -163,6 +165,7 @@ class Fit(eqx.Module):
             judged={"r_hat": chains.r_hat, "ess": chains.ess},
         )
 
+    @keyed("fit.check(x, key=key)")
     def check(
         self,
         x: Data,
@@ -199,6 +202,7 @@ class Fit(eqx.Module):
             statistics=statistics,
         )
 
+    @keyed("fit.report(path, x, key=key)")
     def report(
         self,
         path: str | Path,
@@ -234,6 +238,7 @@ class Fit(eqx.Module):
             progress=progress,
         )
 
+    @keyed("fit.log_evidence(x, n, key=key)")
     def log_evidence(self, x: Data, n: SupportsIndex = 1000, *, key: PRNGKey) -> xr.Dataset:
         """The log evidence of one dataset, or of each of a batch, from `n` posterior draws.
 
@@ -243,7 +248,7 @@ class Fit(eqx.Module):
         `spread`: the width of the central 95 % of the identity's values, zero for a right
         posterior. `pareto_k`, `ess`: trust the estimates where k is below 0.7.
         """
-        n = as_count(n, "n, the number of draws in log_evidence(x, n),")
+        n = as_count(n, "n, the number of draws in fit.log_evidence(x, n, key=key),")
         if n < 50:
             raise ValueError(f"An estimate of the evidence needs 50 draws or more, got {n}.")
         (_, terms), batched = self._draw(x, n, key, self.joint)

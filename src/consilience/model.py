@@ -171,7 +171,14 @@ class Model(eqx.Module):
     def _check_likelihood(self, simulator: Callable):
         theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
         x = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
-        got = jax.eval_shape(self.log_likelihood, theta, x)
+        try:
+            got = jax.eval_shape(self.log_likelihood, theta, x)
+        except TypeError as error:
+            if "not a valid JAX type" not in str(error):
+                raise
+            raise TypeError(
+                f"log_likelihood(theta, x) must return one number: {str(error).splitlines()[0]}."
+            ) from error
         if getattr(got, "shape", None) != ():
             raise ValueError(
                 "log_likelihood(theta, x) must return one number, got "

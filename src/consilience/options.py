@@ -44,6 +44,7 @@ def _add_simulate(commands: Any):
             2: "bad input",
             130: "stopped by Ctrl-C or SIGTERM: the same command goes on",
         },
+        smaller="Runs in the store are kept. Pass fewer --runs.",
     )
     parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
     parser.add_argument("store", type=Path, metavar="STORE", help="the folder of the runs")
@@ -73,6 +74,7 @@ def _add_status(commands: Any):
         "campaign runs; where none runs, all data are read, and damaged runs count as missing.",
         "consilience status runs.zarr",
         {0: "all runs are there", 1: "runs are missing", 2: "there is no store"},
+        smaller="Use a machine with more memory.",
     )
     parser.add_argument("store", type=Path, metavar="STORE", help="the folder of the runs")
 
@@ -92,6 +94,7 @@ def _add_fit(commands: Any):
             2: "bad input, training failed, or the fit is in another place than FILE",
             130: "stopped by Ctrl-C",
         },
+        smaller="Train on fewer runs, or use a machine with more memory.",
     )
     parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
     parser.add_argument("store", type=Path, metavar="STORE", help="made by consilience simulate")
@@ -115,6 +118,7 @@ def _add_sample(commands: Any):
         f"a variable for each parameter. {DATA_HELP}",
         "consilience sample fit.safetensors x.csv --model mymodel:model --out draws.nc",
         {0: "drawn", 2: "bad input"},
+        smaller="Pass fewer --draws, or a smaller batch of observations.",
     )
     _add_fit_and_data(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.nc", help="the draws")
@@ -144,6 +148,7 @@ def _add_check(commands: Any):
             2: "bad input",
         },
         "For a batch, the largest code that occurs.",
+        smaller="Pass a smaller batch of observations, or a lower --predictive.",
     )
     _add_fit_and_data(parser)
     parser.add_argument(
@@ -167,6 +172,7 @@ def _add_report(commands: Any):
         "consilience report fit.safetensors --model mymodel:model --observation x.csv \\\n"
         "      --out report.html\n  consilience report out/gmm",
         {0: "written", 2: "bad input"},
+        smaller="Pass fewer --runs, or a lower --predictive.",
     )
     parser.add_argument("source", type=Path, metavar="FIT|FOLDER", help="what to report on")
     parser.add_argument(
@@ -194,7 +200,10 @@ def _add(
     example: str,
     codes: Mapping[int, str],
     more: str = "",
+    *,
+    smaller: str,
 ) -> argparse.ArgumentParser:
+    codes = {**codes, shell.NO_MEMORY: "out of memory"}
     listed = "\n".join(f"  {code:<4} {meaning}" for code, meaning in sorted(codes.items()))
     parser = commands.add_parser(
         name,
@@ -203,7 +212,7 @@ def _add(
         epilog=f"example:\n  {example}\n\nexit codes:\n{listed}\n{more}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=command, stopped="Nothing was written.")
+    parser.set_defaults(command=command, stopped="Nothing was written.", smaller=smaller)
     return parser
 
 

@@ -45,7 +45,7 @@ def panels(
         axis.grid(alpha=0.15)
         axis.tick_params(which="both", labelsize=8)
         axis.set_title(wrapped(title, letters), color=INK, fontsize=9)
-        axis.set_ylabel(ylabel if i % columns == 0 else "", fontsize=9)
+        axis.set_ylabel(literal(ylabel) if i % columns == 0 else "", fontsize=9)
         outer = i + columns >= len(axes)
         axis.set_xlabel(wrapped(xlabel, letters) if outer else "", fontsize=9)
         if outer:
@@ -56,10 +56,31 @@ def panels(
 def wrapped(name: str, width: int) -> str:
     """A long name in lines, broken at spaces and underscores; formulas and indices stay whole."""
     if "$" in name:
-        return name
+        return literal(name)
     name, bracket, index = name.partition("[")
     lines = textwrap.wrap(name.replace("_", "_ "), width)
     return "\n".join(lines).replace("_ ", "_") + bracket + index
+
+
+def literal(text: str) -> str:
+    """A text whose dollar signs are shown as they are, unless a formula is between them."""
+    return "\n".join(
+        line if _drawn(line) else line.replace("$", r"\$") for line in text.split("\n")
+    )
+
+
+def _drawn(line: str) -> bool:
+    """Whether Matplotlib can draw a line; it takes what is between two dollar signs as math."""
+    from matplotlib.mathtext import MathTextParser
+
+    signs = line.count("$") - line.count(r"\$")
+    if signs == 0 or signs % 2:
+        return True
+    try:
+        MathTextParser("path").parse(line)
+    except ValueError:
+        return False
+    return True
 
 
 def legend(axes: np.ndarray) -> None:
@@ -67,7 +88,7 @@ def legend(axes: np.ndarray) -> None:
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+            found.setdefault(literal(label), handle)
     figure = axes[0].figure
     fits = int(figure.get_figwidth() / (0.6 + 0.065 * max(map(len, found))))
     where = {"loc": "outside lower center", "ncols": max(1, fits), "frameon": False}
@@ -78,7 +99,7 @@ def note(axis: Any, text: str) -> None:
     """Text in the upper left corner."""
     box = {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1}
     where = {"transform": axis.transAxes, "va": "top", "fontsize": 8}
-    axis.text(0.03, 0.97, text, color=INK, bbox=box, **where)
+    axis.text(0.03, 0.97, literal(text), color=INK, bbox=box, **where)
 
 
 def each_quantity(

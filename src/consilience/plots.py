@@ -24,6 +24,7 @@ from consilience.panels import (
     components,
     each_quantity,
     legend,
+    literal,
     note,
     only,
     outlines,
@@ -342,7 +343,7 @@ def identity(
             axis.plot(ends, [i, i], color=BLUE, lw=3, solid_capstyle="butt", label="central 95 %")
             axis.plot([row.mean()], [i], "D", color="white", mec=INK, ms=4, label="mean")
     every = math.ceil(m / 40)
-    axes[0].set_yticks(range(0, m, every), list(titles)[::every])
+    axes[0].set_yticks(range(0, m, every), list(map(literal, titles))[::every])
     axes[0].set_ylim(m - 0.5, -0.5)
     legend(axes)
     return axes
@@ -365,9 +366,8 @@ def budgets(
         axis.plot(*seeds.T, marker, color=color, ms=2.5, mew=0, alpha=0.6)
     if floor is not None:
         axis.axhline(floor, color=INK, ls=":", lw=1.2, label="floor")
-    axis.set_xscale("log")
-    if all(np.min(seeds) > 0 for scores in results.values() for seeds in scores.values()):
-        axis.set_yscale("log")
+    positive = all(np.min(seeds) > 0 for scores in results.values() for seeds in scores.values())
+    axis.set(xscale="log", yscale="log" if positive else "linear")
     every = sorted({n for scores in results.values() for n in scores})
     ticks = every[:1]
     for n in every:

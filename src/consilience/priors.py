@@ -7,6 +7,7 @@ NumPyro model.
 
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -288,6 +289,9 @@ CENSORED = _there(
 RESERVED = ("observation", "chain", "draw", "pareto_k", "ess", "gradients", "divergences")
 """Names of dimensions and diagnostics in a dataset of draws."""
 
+UNPRINTED = ("Cc", "Cs")
+"""Unicode categories of control characters and of halves of characters."""
+
 DENSITY = "joint density"
 """The quantity of a calibration that judges all parameters at once."""
 
@@ -300,13 +304,16 @@ def check_names(shapes: Mapping[str, tuple[int, ...]]):
         own = [f"r_hat_{name}", f"ess_{name}", *(f"{name}_dim_{i}" for i in range(len(shape)))]
         taken |= dict.fromkeys([*own, *entries], f"the draws of {name!r}")
     for name in shapes:
+        if not name.strip() or any(unicodedata.category(c) in UNPRINTED for c in name):
+            raise ValueError(
+                f"A parameter cannot be called {name!r}: files and figures take no name that is "
+                "empty or has control characters. Call it something else."
+            )
         if name in taken:
             raise ValueError(
                 f"A parameter cannot be called {name!r}: {taken[name]} use that name for a "
                 "dimension, an entry or a diagnostic. Call it something else."
             )
-        if not name.strip():
-            raise ValueError("A parameter must have a name, got an empty one.")
 
 
 def transform_to(support: Constraint, name: str) -> Transform:

@@ -16,6 +16,10 @@ NUMPY = (
 
 def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
     """The shape of what a simulator in JAX returns, once it is seen to be pure."""
+    if not callable(simulator):
+        raise TypeError(
+            f"A simulator is a function (key, theta) -> x, got {type(simulator).__name__}. {NUMPY}"
+        )
     try:
         inspect.signature(simulator).bind(None, None)
     except TypeError as error:

@@ -21,6 +21,7 @@ from consilience.epochs import ADAM, State, long_epoch, short_epoch, validate
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.host import failures_as_raised
+from consilience.keys import keyed
 from consilience.losses import Example
 from consilience.model import Model
 from consilience.networks import generator, random_key
@@ -51,6 +52,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
 
 
+@keyed("cs.fit(model, simulations, key=key)")
 @failures_as_raised()
 def fit(
     model: Model,

@@ -116,6 +116,7 @@ def check(
     layout = fit.posterior.data.layout
     arrays, batched = layout.check(x)
     measure = Measure(layout, statistics)
+    draws = as_count(draws, "draws, the number of posterior draws,")
     predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
@@ -259,7 +260,20 @@ class Measure:
     own: Mapping[str, Callable[[Data], Any]] | None
 
     def __post_init__(self):
-        if self.own is not None and not self.own:
+        if self.own is None:
+            return
+        if not isinstance(self.own, Mapping):
+            raise TypeError(
+                f"statistics must be functions by name, got {type(self.own).__name__}: pass a "
+                "dictionary."
+            )
+        for name, function in self.own.items():
+            if not callable(function):
+                raise TypeError(
+                    f"The statistic {name!r} must be a function of one dataset, got "
+                    f"{type(function).__name__}."
+                )
+        if not self.own:
             raise ValueError(
                 "statistics names no statistic: pass at least one function by name, or leave it "
                 "out for plain ones of every channel."
