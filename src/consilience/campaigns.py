@@ -147,6 +147,8 @@ def run_again(
 @contextlib.contextmanager
 def _executor(task: Task, given: Executor | None) -> Iterator[Executor]:
     """The user's executor, which stays open, or one for this campaign."""
+    if given is None or hasattr(given, "_processes"):
+        guardian().start()
     if given is not None:
         yield given
         return

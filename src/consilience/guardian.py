@@ -26,11 +26,15 @@ class Guardian:
         self._pipe: int | None = None
         self.lock = threading.Lock()
 
-    def mark(self) -> str:
-        """A new mark for a command about to start: if it cannot be told of, that is found."""
+    def start(self):
+        """Be there before processes are, so that none is without a guardian for long."""
         with self.lock:
             if self._pipe is None:
                 self._start()
+
+    def mark(self) -> str:
+        """A new mark for a command about to start: if it cannot be told of, that is found."""
+        self.start()
         return f"{self._mark}-{next(self._names)}."
 
     def keep(self, pid: int):
