@@ -18,7 +18,6 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    ThreadPoolExecutor,
     wait,
 )
 from typing import Any, NamedTuple
@@ -26,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from consilience.commands import Command
 from consilience.externals import External
 from consilience.failures import Failures
 from consilience.guardian import guardian
 from consilience.memory import Memory
 from consilience.runs import DIED, LONGEST, Failure, Outcome, Spec, Task, blank
+from consilience.settings import Settings
 from consilience.store import Store
 from consilience.types import Theta
 from consilience.workers import StartError, Workers, run_limited
@@ -57,38 +56,6 @@ TICK = 30.0
 
 Keeper = Memory | Store
 """Where outcomes go."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a campaign runs; nothing here changes its numbers.
-
-    `timeout`: seconds for each run. `retry`: further attempts at a run that failed.
-    `chunk`: runs sent together. `in_flight`: chunks sent out at a time.
-    """
-
-    executor: Executor | None = None
-    timeout: float | None = None
-    retry: int = 0
-    chunk: int | None = None
-    in_flight: int | None = None
-    progress: bool = True
-
-    def check(self, external: External):
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout must be seconds above zero, got {self.timeout}.")
-        if self.retry < 0:
-            raise ValueError(f"retry must be a number of further attempts, got {self.retry}.")
-        for name in ("chunk", "in_flight"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least one, got {value}.")
-        function = not isinstance(external.function, Command)
-        if function and self.timeout and isinstance(self.executor, ThreadPoolExecutor):
-            raise ValueError(
-                "A Python function cannot be stopped in a thread: for a time limit leave executor "
-                "out, or pass a ProcessPoolExecutor."
-            )
 
 
 def run_campaign(

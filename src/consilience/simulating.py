@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from consilience.arrays import as_count
-from consilience.campaigns import TRIES, Settings, run_again, run_campaign
+from consilience.campaigns import TRIES, run_again, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
 from consilience.draws import Draws
@@ -23,6 +23,7 @@ from consilience.provenance import check_type, describe_campaign
 from consilience.resuming import check_program, check_theta
 from consilience.room import check_disk, check_memory
 from consilience.runs import NOT_FINITE, Failure, Spec, Task, at, run_one
+from consilience.settings import Settings
 from consilience.simulations import Simulations, Unread
 from consilience.spaces import ParameterSpace
 from consilience.store import ROOT, Store
