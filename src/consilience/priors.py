@@ -250,7 +250,7 @@ def check_names(shapes: Mapping[str, tuple[int, ...]]):
     for name in shapes:
         if not name or any(unicodedata.category(letter) in UNPRINTED for letter in name):
             raise ValueError(
-                f"A parameter cannot be called {name!r}: no file and no figure takes a name that is "
+                f"A parameter cannot be called {name!r}: files and figures take no name that is "
                 "empty or has control characters. Call it something else."
             )
         if name in taken:
