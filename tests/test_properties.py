@@ -368,7 +368,7 @@ def test_a_fit_does_not_depend_on_units(k):
 )
 def test_simulate_takes_whole_numbers_and_keys(n, key):
     made = answer(lambda: cs.simulate(MODEL, n, key=key))
-    if isinstance(n, float | bool | str | None) or n < 1:
+    if isinstance(n, float | bool | str | None) or np.ndim(n) or n < 1:
         assert made is REFUSED
         return
     assert len(made) == n
@@ -427,7 +427,7 @@ THINGS = st.sampled_from(
 RETURNS = st.sampled_from(
     [
         *(None, 3.0, "text", [1.0, 2.0], {}, {"a": {"b": 1.0}}, {"a": "b"}, (1.0, 2.0), object()),
-        *(np.ones(3), np.ones(3, complex), np.ones((0,)), {1: np.ones(2), "1": np.ones(2)}),
+        *(np.ones(3), np.ones(3, complex), np.ones((0,)), {1: np.ones(2)}),
         *({"a": np.ones(2), "b": np.ones((2, 3))}, {"a": None}, np.array(["a"]), np.array([None])),
     ]
 )
