@@ -303,6 +303,7 @@ def runs(draw):
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     theta = {"mu": rng.normal(size=64), "sigma": rng.uniform(0, 2, 64)}
     theta["w"] = rng.dirichlet(np.ones(3), 64)
+    theta = {name: a.astype(np.float32) for name, a in theta.items()}
     x = theta["mu"][:, None] + rng.normal(size=(64, 3))
     where = draw(st.sampled_from(["x", "x", "mu", "sigma", "w"]))
     array = x if where == "x" else theta[where]
@@ -342,9 +343,12 @@ def test_a_fit_of_any_runs_draws_inside_the_support(made, drop):
     assert all(plain(a) is not None for a in (brought.x, *brought.theta.values()))
     x = np.asarray(brought.x)
     if x[0].shape == (3,):
-        draws = answer(lambda: result.sample(x[0], 5, key=KEY))
-        assert draws is not REFUSED
+        draws = result.sample(x[0], 5, key=KEY)
         check_draws(draws, (1, 5))
+        if all(a.dtype.itemsize <= 4 for a in (x, *brought.theta.values())):
+            known = cs.Simulations({n: plain(a) for n, a in brought.theta.items()}, plain(x))
+            same = cs.fit(MODEL, known, key=KEY, **SMALL)
+            xr.testing.assert_equal(draws, same.sample(plain(x[0]), 5, key=KEY))
 
 
 @property_of(2, 30, k=st.integers(-90, 90))
