@@ -226,7 +226,7 @@ def write_netcdf(dataset: xr.Dataset, path: Path):
     try:
         dataset.to_netcdf(part, engine="h5netcdf")
         part.replace(path)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise InputError(f"{path} cannot be written as netCDF: {error}") from error
     finally:
         part.unlink(missing_ok=True)
