@@ -48,7 +48,20 @@ def as_numbers(value: Any, what: str) -> np.ndarray:
         raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return within_range(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def within_range(array: np.ndarray) -> np.ndarray:
+    """Integers that JAX would cut to 32 bits as floating-point numbers; the rest as it is.
+
+    >>> within_range(np.array([2**31])), within_range(np.array([7])).dtype
+    (array([2.14748365e+09]), dtype('int64'))
+    """
+    if array.dtype.kind in "iu" and array.size:
+        held = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+        if array.min() < held.min or array.max() > held.max:
+            return array.astype(np.float64)
+    return array
 
 
 def as_count(value: Any, what: str) -> int:

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from numpy.random import Generator
 
 from consilience.approximators import Networks
-from consilience.arrays import computed_in, finite_rows, largest
+from consilience.arrays import computed_in, finite_rows, largest, within_range
 from consilience.augmentation import Spread
 from consilience.compiling import compiled, on_device
 from consilience.data import DataSpace, layout_of
@@ -153,7 +153,7 @@ def to_examples(
     if index is not None:
         # Picked on the host, where nothing is compiled.
         u, simulations = u[index], simulations[index]
-    return jax.device_put(Example(u, simulations.x))
+    return jax.device_put(Example(u, jax.tree.map(within_range, simulations.x)))
 
 
 def build_objective(
