@@ -66,16 +66,20 @@ ENTRANCES = {
 SAMPLES = ("moment_errors", "mmd", "sliced_wasserstein")
 
 
-@pytest.mark.parametrize("entrance", ENTRANCES.values(), ids=ENTRANCES)
-def test_big_endian_numbers_are_the_same_as_native_ones(entrance, fit):
+KINDS = [SWAPPED[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in SWAPPED[1:])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_big_endian_numbers_are_the_same_as_native_ones(name, kind, fit):
     """Compiled code that has seen a native array reads the bytes of another as they are."""
-    # Samples are declared as floating-point numbers.
-    for kind in SWAPPED[:2] if entrance in map(ENTRANCES.get, SAMPLES) else SWAPPED:
-        native = np.dtype(kind).newbyteorder("=")
-        expected, found = (
-            entrance(fit, X.astype(dtype), THETA.astype(dtype)) for dtype in (native, kind)
-        )
-        np.testing.assert_array_equal(np.asarray(found, float), np.asarray(expected, float))
+    if name in SAMPLES and "i" in kind:
+        pytest.skip("samples are declared as floating-point numbers")
+    native = np.dtype(kind).newbyteorder("=")
+    expected, found = (
+        ENTRANCES[name](fit, X.astype(dtype), THETA.astype(dtype)) for dtype in (native, kind)
+    )
+    np.testing.assert_array_equal(np.asarray(found, float), np.asarray(expected, float))
 
 
 def test_big_endian_unlabelled_data_train_the_same_fit(model, sims):
@@ -222,7 +226,7 @@ def test_other_counts_are_refused(value):
 
 
 def test_arguments_of_sample_in_the_wrong_order_are_pointed_out(fit):
-    with pytest.raises((TypeError, ValueError), match=r"sample\(x, n\)|must have the shape"):
+    with pytest.raises((TypeError, ValueError), match=r"sample\(x, n|must have the shape"):
         fit.sample(5, X, key=KEY)
 
 

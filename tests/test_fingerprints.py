@@ -247,6 +247,7 @@ def everywhere() -> dict[str, cs.ImplicitPrior | object]:
     }
 
 
+@pytest.mark.slow
 def test_priors_are_the_same_in_float64():
     with jax.enable_x64(True):
         found = [(prior.texts, prior.fingerprint) for prior in everywhere().values()]
