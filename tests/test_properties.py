@@ -171,7 +171,7 @@ def datasets(draw, shapes=SHAPES):
     if draw(st.booleans()) and array.dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
             array = array * array.dtype.type(draw(SCALES))
-    return draw(FORMS)(array)
+    return draw(FORMS)(np.asarray(array))
 
 
 def plain(value) -> np.ndarray | None:
@@ -260,7 +260,7 @@ def parameters(draw):
     change = draw(st.sampled_from([None, None, *theta]))
     if change is not None:
         shape = draw(st.sampled_from([np.shape(theta[change])] * 3 + [(3,), (2, 2, 2)]))
-        theta[change] = draw(FORMS)(draw(typed(shape)))
+        theta[change] = draw(FORMS)(np.asarray(draw(typed(shape))))
     if draw(st.integers(0, 9)) == 0:
         theta[draw(NAMES)] = theta.pop(draw(st.sampled_from(list(theta))))
     return theta
@@ -338,8 +338,8 @@ def runs(draw):
         n = draw(st.integers(0, 3))
         theta, x, array = {name: a[:n] for name, a in theta.items()}, x[:n], array[:n]
     if where == "x":
-        return theta, draw(FORMS)(array)
-    return {**theta, where: draw(FORMS)(array)}, x
+        return theta, draw(FORMS)(np.asarray(array))
+    return {**theta, where: draw(FORMS)(np.asarray(array))}, x
 
 
 @property_of(4, 150, made=runs(), drop=st.booleans())
