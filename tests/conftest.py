@@ -83,7 +83,7 @@ def options(request):
     take_options(SHORT_OPTIONS if name in RUN_LONG else BARE_OPTIONS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def unchecked():
     """No shape checks at run time: the library's own checks see what a user passes."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -18,7 +18,7 @@ import xarray as xr
 import consilience as cs
 from consilience import cli, experiments, simulations, training, trust
 from consilience.data import Layout, Vector
-from consilience.inputs import InputError, check_out, read_data, write_netcdf
+from consilience.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
 from consilience.shell import CODES, NO_MEMORY
 from tests.conftest import quick
 
@@ -393,6 +393,13 @@ def test_draws_are_those_of_the_library(saved, fitted, x, tmp_path, capsys):
     assert draws["mu"].dims == ("chain", "draw")
     assert (draws.attrs["seed"], draws.attrs["model"]) == (5, f"{HERE}:MODEL")
     assert [path.name for path in out.parent.iterdir()] == ["draws.nc"]
+
+
+def test_names_that_netcdf_does_not_take_are_refused_before_drawing(tmp_path):
+    for name in ("a/b", "/"):
+        with pytest.raises(InputError, match="netCDF takes no slash in a name"):
+            check_netcdf(["mu", name], tmp_path / "draws.nc")
+    check_netcdf(["mu", "a.b", "变量", "a b"], tmp_path / "draws.nc")
 
 
 def test_corrected_draws_of_a_batch(saved, fitted, x, tmp_path, capsys):

@@ -118,6 +118,17 @@ def test_numpy_counts_are_counts(named_fit, named_sims, unchecked, kind):
     assert named_fit.sample(named_sims.x[0], kind(3), key=KEY).sizes["draw"] == 3
 
 
+def test_whole_numbers_beyond_32_bits_do_not_wrap_around(named_fit, named_sims):
+    for large in (2**31, -(2**40), 2**63 - 1):
+        x = np.full((10, 1), large)
+        same = x.astype(float)
+        xr.testing.assert_equal(named_fit.sample(x, 3, key=KEY), named_fit.sample(same, 3, key=KEY))
+    one = named_sims.x[0]
+    theta = {"mu": np.array([2**32]), "sigma": np.array([1])}
+    same = {"mu": np.array([2.0**32]), "sigma": np.array([1.0])}
+    np.testing.assert_array_equal(named_fit.log_prob(theta, one), named_fit.log_prob(same, one))
+
+
 def test_observations_beyond_float32_are_refused(named_fit):
     x = np.full((10, 1), 1e39)
     with pytest.raises(ValueError, match=r"values beyond 3.4e\+38, .* rescale the data"):

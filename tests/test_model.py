@@ -182,3 +182,13 @@ def test_simulations_are_cut_and_shown(named_sims):
     np.testing.assert_array_equal(part.x, named_sims.x[10:20])
     assert len(named_sims[3]) == 1
     assert repr(named_sims) == "Simulations: 256 runs, theta: mu (), sigma (); x: (10, 1)"
+
+
+def test_models_of_what_is_no_function_or_kind_of_data_are_refused(unchecked):
+    prior, draw = dist.Normal(0.0, 1.0), lambda key, theta: theta * jnp.ones(3)
+    with pytest.raises(TypeError, match=r"simulator is a function \(key, theta\) -> x, got list"):
+        cs.Model(prior, [1.0, 2.0])
+    with pytest.raises(TypeError, match=r"data must be cs.Vector\(\), .* got str"):
+        cs.Model(prior, draw, data="set")
+    with pytest.raises(TypeError, match=r"must return one number: .* not a valid JAX type"):
+        cs.Model(prior, draw, lambda theta, x: "likely")

@@ -162,3 +162,25 @@ def test_an_implicit_prior_has_no_density():
     prior = as_prior(cs.ImplicitPrior(lambda key: {"a": jax.random.normal(key)}))
     with pytest.raises(ValueError, match="can only be sampled"):
         prior.log_prob({"a": jnp.zeros(())})
+
+
+@pytest.mark.parametrize("corner", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+def test_the_log_det_at_a_corner_of_a_simplex_is_finite(corner):
+    """Dirichlet draws with a small concentration are zero in floating point."""
+    simplex = ParameterSpace(as_prior(dist.Dirichlet(jnp.full(3, 0.01))))
+    u, log_det = simplex.to_vector({"theta": jnp.array(corner)})
+    assert np.isfinite(u).all() and np.isfinite(log_det)
+    back, log_det = simplex.from_vector_with_log_det(u)
+    np.testing.assert_allclose(back["theta"], corner, atol=1e-6)
+    assert np.isfinite(log_det)
+
+
+@pytest.mark.parametrize("name", ["", "a\x00", "two\nlines", "\ud800", "joint density"])
+def test_names_that_no_file_or_figure_takes_are_refused(name):
+    with pytest.raises(ValueError, match="A parameter cannot be called"):
+        as_prior({name: dist.Normal(0.0, 1.0)})
+
+
+def test_a_parameter_with_the_name_of_anothers_component_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be called 'a\[0\]': the draws of 'a' use that"):
+        as_prior({"a": dist.Normal(0.0, 1.0).expand([2]), "a[0]": dist.Normal(0.0, 1.0)})

@@ -216,3 +216,27 @@ def test_any_equinox_module_can_be_the_summary(moments_fit, named_model, named_s
 
     with pytest.raises(ValueError, match=r"must return a vector.*got \(10, 1\)"):
         quick(named_model, named_sims, summary=Wrong())
+
+
+@pytest.mark.parametrize("where", ["x", "mu"])
+def test_simulations_beyond_float32_are_refused(named_model, named_sims, where):
+    theta, x = dict(named_sims.theta), named_sims.x.astype(float)
+    theta["mu"] = theta["mu"].astype(float)
+    (x if where == "x" else theta["mu"])[3] = 1e39
+    with pytest.raises(ValueError, match=rf"values of {where} beyond 3.4e\+38, .* other units"):
+        quick(named_model, cs.Simulations(theta, x))
+
+
+def test_runs_of_whole_numbers_beyond_32_bits_train_as_they_are(named_model, named_sims):
+    counts = np.round(named_sims.x * 2**20).astype(np.int64) + 2**33
+    fits = [
+        quick(named_model, cs.Simulations(named_sims.theta, x))
+        for x in (counts, counts.astype(float))
+    ]
+    draws = [fit.sample(counts[0], 3, key=jax.random.key(2)) for fit in fits]
+    np.testing.assert_array_equal(draws[0]["mu"], draws[1]["mu"])
+
+
+def test_swapped_model_and_simulations_are_refused(named_model, named_sims, unchecked):
+    with pytest.raises(TypeError, match=r"a cs.Model and then its cs.Simulations, got Simulations"):
+        cs.fit(named_sims, named_model, key=jax.random.key(0))

@@ -1,14 +1,12 @@
-"""What crosses the library's boundary: arrays, counts and keys come in, warnings go out.
+"""What crosses the library's boundary: arrays and counts on their way in, warnings on theirs out.
 
 Arrays become real numbers in this machine's byte order, or an error says what is wrong.
 """
 
-import functools
 import operator
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +47,20 @@ def as_numbers(value: Any, what: str) -> np.ndarray:
         raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return within_range(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def within_range(array: np.ndarray) -> np.ndarray:
+    """Integers that JAX would cut to 32 bits as floating-point numbers; the rest as it is.
+
+    >>> within_range(np.array([2**31])), within_range(np.array([7])).dtype
+    (array([2.14748365e+09]), dtype('int64'))
+    """
+    if array.dtype.kind in "iu" and array.size:
+        held = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+        if array.min() < held.min or array.max() > held.max:
+            return array.astype(np.float64)
+    return array
 
 
 def as_count(value: Any, what: str) -> int:
@@ -66,44 +77,6 @@ def as_count(value: Any, what: str) -> int:
         shown = repr(value) if np.ndim(value) == 0 else f"an array of shape {np.shape(value)}"
         raise TypeError(f"{what} must be a whole number, got {shown[:80]}.")
     return count
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def keyed(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Refuse calls of a function without a random key, by an error that shows how to call it."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if "key" not in kwargs:
-                raise TypeError(
-                    f"There is no random key: it is passed by its name, in {call}, such as "
-                    "key=jax.random.key(0)."
-                )
-            if not _is_key(kwargs["key"]):
-                got = type(kwargs["key"]).__name__
-                shape = getattr(kwargs["key"], "shape", None)
-                raise TypeError(
-                    f"key must be one random key, such as jax.random.key(0), in {call}; got "
-                    f"{got}{'' if shape is None else f' of shape {shape}'}."
-                )
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
-
-
-def _is_key(value: Any) -> bool:
-    """Whether a value is one random key of JAX, of the new kind or the old."""
-    if not isinstance(value, jax.Array | np.ndarray):
-        return False
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return value.shape == ()
-    return value.dtype == np.uint32 and value.shape in ((2,), (4,))
 
 
 def computed_in() -> np.dtype:

@@ -313,7 +313,13 @@ def layout_of(x: Data, kind: Kind | None) -> Layout:
 
 def make_layout(shapes: dict[str, tuple[int, ...]], kind: Kind | None, bare: bool) -> Layout:
     """The layout of arrays of these shapes, once they are seen to fit the kind."""
+    if not shapes:
+        raise ValueError("x must be an array or a dictionary with at least one array of data.")
     kind = default_kind(shapes) if kind is None else kind
+    if not isinstance(kind, Kind):
+        raise TypeError(
+            f"data must be cs.Vector(), cs.Series() or cs.Set(), got {type(kind).__name__}."
+        )
     layout = Layout(kind, tuple(shapes), tuple(shapes.values()), bare)
     if not set(layout.aside) <= set(shapes) or not layout.data_names:
         raise ValueError(

@@ -13,7 +13,7 @@ import xarray as xr
 from jax.sharding import Mesh
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior, twice
-from consilience.arrays import as_count, keyed
+from consilience.arrays import as_count
 from consilience.bases import base_sample
 from consilience.blocks import in_blocks
 from consilience.compiling import compiled
@@ -21,6 +21,7 @@ from consilience.devices import Devices, along_second, make_mesh, replicate
 from consilience.evidence import Joint, estimate_all, make_joint, resample, terms_at, weigh_all
 from consilience.flows import Coupling
 from consilience.host import OnHost, failures_as_raised
+from consilience.keys import keyed
 from consilience.model import Model
 from consilience.networks import generator
 from consilience.origins import Origin

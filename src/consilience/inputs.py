@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +209,23 @@ def check_out(path: Path, *endings: str):
         raise InputError(f"{path} cannot be written: no permission in {path.parent}.")
 
 
+def check_netcdf(names: Iterable[str], path: Path):
+    """Refuse names that netCDF does not take, before anything is computed."""
+    for name in names:
+        if "/" in name:
+            raise InputError(
+                f"{path} cannot hold a parameter called {name!r}: netCDF takes no slash in a name. "
+                "Call it something else in the model."
+            )
+
+
 def write_netcdf(dataset: xr.Dataset, path: Path):
     """Write a dataset, whole or not at all."""
     part = path.with_name(path.name + ".part")
     try:
         dataset.to_netcdf(part, engine="h5netcdf")
         part.replace(path)
+    except ValueError as error:
+        raise InputError(f"{path} cannot be written as netCDF: {error}") from error
     finally:
         part.unlink(missing_ok=True)

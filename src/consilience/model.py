@@ -173,7 +173,14 @@ class Model(eqx.Module):
     def _check_likelihood(self, simulator: Callable):
         theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
         x = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
-        got = jax.eval_shape(self.log_likelihood, theta, x)
+        try:
+            got = jax.eval_shape(self.log_likelihood, theta, x)
+        except TypeError as error:
+            if "not a valid JAX type" not in str(error):
+                raise
+            raise TypeError(
+                f"log_likelihood(theta, x) must return one number: {str(error).splitlines()[0]}."
+            ) from error
         if getattr(got, "shape", None) != ():
             raise ValueError(
                 "log_likelihood(theta, x) must return one number, got "
@@ -204,6 +211,10 @@ NUMPY = (
 
 def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
     """The shape of what a simulator in JAX returns, once it is seen to be pure."""
+    if not callable(simulator):
+        raise TypeError(
+            f"A simulator is a function (key, theta) -> x, got {type(simulator).__name__}. {NUMPY}"
+        )
     try:
         inspect.signature(simulator).bind(None, None)
     except TypeError as error:

@@ -366,9 +366,8 @@ def budgets(
         axis.plot(*seeds.T, marker, color=color, ms=2.5, mew=0, alpha=0.6)
     if floor is not None:
         axis.axhline(floor, color=INK, ls=":", lw=1.2, label="floor")
-    axis.set_xscale("log")
-    if all(np.min(seeds) > 0 for scores in results.values() for seeds in scores.values()):
-        axis.set_yscale("log")
+    positive = all(np.min(seeds) > 0 for scores in results.values() for seeds in scores.values())
+    axis.set(xscale="log", yscale="log" if positive else "linear")
     every = sorted({n for scores in results.values() for n in scores})
     ticks = every[:1]
     for n in every:

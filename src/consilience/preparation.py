@@ -1,5 +1,6 @@
 """From a model and its runs to what the training loop takes: checked, split, standardised."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +11,7 @@ from jaxtyping import Array
 from numpy.random import Generator
 
 from consilience.approximators import Networks
+from consilience.arrays import computed_in, finite_rows, largest, within_range
 from consilience.augmentation import Spread
 from consilience.compiling import compiled, on_device
 from consilience.data import DataSpace, layout_of
@@ -55,6 +57,14 @@ def check_simulations(model: Model, simulations: Simulations):
             )
     if simulations.invalid.any():
         raise ValueError(_about_invalid(simulations))
+    # What is in a store was looked at when it came in.
+    arrays = {**theta, **({} if simulations.unread else _named_data(simulations.x))}
+    for name, array in arrays.items():
+        if not finite_rows(array).all():
+            raise ValueError(
+                f"The simulations have values of {name} beyond {largest()}, the largest number of "
+                f"{computed_in()}: use other units, in the prior and the simulator."
+            )
     inside = np.asarray(_contains(space, theta))
     if not inside.all():
         out = np.flatnonzero(~inside)
@@ -62,6 +72,10 @@ def check_simulations(model: Model, simulations: Simulations):
             f"{len(out)} of {len(simulations)} simulations have parameters outside the prior's "
             f"support, the first at {out[:5].tolist()}."
         )
+
+
+def _named_data(x: Data) -> dict[str, Any]:
+    return dict(x) if isinstance(x, Mapping) else {"x": x}
 
 
 def _about_invalid(simulations: Simulations) -> str:
@@ -139,7 +153,7 @@ def to_examples(
     if index is not None:
         # Picked on the host, where nothing is compiled.
         u, simulations = u[index], simulations[index]
-    return jax.device_put(Example(u, simulations.x))
+    return jax.device_put(Example(u, jax.tree.map(within_range, simulations.x)))
 
 
 def build_objective(

@@ -7,6 +7,7 @@ NumPyro model.
 
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -235,14 +236,23 @@ def refuse_improper(part: dist.Distribution, name: str):
 RESERVED = ("observation", "chain", "draw", "pareto_k", "ess", "gradients", "divergences")
 """Names of dimensions and diagnostics in a dataset of draws."""
 
+UNPRINTED = ("Cc", "Cs")
+"""Unicode's control characters, and the halves of those that UTF-16 writes in two."""
+
 
 def check_names(shapes: Mapping[str, tuple[int, ...]]):
     """Refuse names that a dataset of draws gives to its dimensions and diagnostics."""
-    taken = dict.fromkeys(RESERVED, "datasets of draws")
+    taken = {**dict.fromkeys(RESERVED, "datasets of draws"), "joint density": "calibrations"}
     for name, shape in shapes.items():
         own = [f"r_hat_{name}", f"ess_{name}", *(f"{name}_dim_{i}" for i in range(len(shape)))]
+        own += [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape) if i]
         taken |= dict.fromkeys(own, f"the draws of {name!r}")
     for name in shapes:
+        if not name or any(unicodedata.category(letter) in UNPRINTED for letter in name):
+            raise ValueError(
+                f"A parameter cannot be called {name!r}: files and figures take no name that is "
+                "empty or has control characters. Call it something else."
+            )
         if name in taken:
             raise ValueError(
                 f"A parameter cannot be called {name!r}: {taken[name]} use that name for a "

@@ -22,7 +22,14 @@ from consilience import simulating, training
 from consilience.externals import External
 from consilience.files import owner_of, write
 from consilience.fitted import Fit
-from consilience.inputs import InputError, check_out, read_data, read_model, write_netcdf
+from consilience.inputs import (
+    InputError,
+    check_netcdf,
+    check_out,
+    read_data,
+    read_model,
+    write_netcdf,
+)
 from consilience.journal import Journal
 from consilience.model import Model
 from consilience.origins import key_words
@@ -192,6 +199,7 @@ def sample(options: argparse.Namespace) -> int:
     """Write posterior draws."""
     check_out(options.out, ".nc")
     fitted, x = _fit_and_data(options)
+    check_netcdf(fitted.model.prior.names, options.out)
     draws = fitted.sample(
         x, options.draws, key=jax.random.key(options.seed), corrected=options.corrected
     )

@@ -60,7 +60,7 @@ class ParameterSpace(eqx.Module):
             # A parameter on the bound of a closed support has an infinite free value.
             low, high = free_range(transform, v.shape)
             v = jnp.clip(v, low, high)
-            log_det -= jnp.sum(transform.log_abs_det_jacobian(v, value))
+            log_det -= _log_det(transform, v, value)
             free.append(jnp.ravel(v))
         u = (jnp.concatenate(free) - self.loc) / self.scale
         return u, log_det - jnp.sum(jnp.log(self.scale))
@@ -81,7 +81,7 @@ class ParameterSpace(eqx.Module):
             shape = transform.inverse_shape(self.shapes[name])
             free = jnp.clip(part.reshape(shape), *free_range(transform, shape))
             theta[name] = transform(free)
-            log_det -= jnp.sum(transform.log_abs_det_jacobian(free, theta[name]))
+            log_det -= _log_det(transform, free, theta[name])
         return theta, log_det
 
     def contains(self, theta: Theta) -> Bool[Array, ""]:
@@ -119,6 +119,13 @@ class ParameterSpace(eqx.Module):
                 f"The arrays of {what} must agree in their leading axes, got {sorted(leading)}."
             )
         return arrays
+
+
+def _log_det(transform: Transform, free: Array, value: Array) -> Scalar:
+    if isinstance(_parts(transform)[0], maps.StickBreakingTransform):
+        # The logarithm is taken of each entry, and small ones are zero in floating point.
+        value = jnp.maximum(value, jnp.finfo(value.dtype).tiny)
+    return jnp.sum(transform.log_abs_det_jacobian(free, value))
 
 
 LINEAR = (maps.IdentityTransform, maps.AffineTransform, maps.ZeroSumTransform)

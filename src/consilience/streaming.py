@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.random import Generator
 
+from consilience.arrays import within_range
 from consilience.devices import replicate
 from consilience.losses import Example
 from consilience.simulations import Simulations
@@ -89,7 +90,8 @@ class Streamed:
                 yield Part(examples, _order(rng, self.size, self.batch_size))
 
     def _read(self, numbers: np.ndarray) -> Example:
-        examples = Example(self.u[numbers], self.simulations[numbers].x)
+        x = jax.tree.map(within_range, self.simulations[numbers].x)
+        examples = Example(self.u[numbers], x)
         return replicate(jax.device_put(examples), self.mesh)
 
 

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from consilience.approximators import LearnedPrior, Likelihood, Networks, Posterior
-from consilience.arrays import keyed
 from consilience.compiling import on_device
 from consilience.consistency import SelfConsistency
 from consilience.data import DataSpace, data_space
@@ -22,6 +21,7 @@ from consilience.epochs import ADAM, State, long_epoch, short_epoch, validate
 from consilience.fitted import Fit, History, Recipe
 from consilience.flows import Coupling
 from consilience.host import failures_as_raised
+from consilience.keys import keyed
 from consilience.losses import Example
 from consilience.model import Model
 from consilience.networks import generator, random_key

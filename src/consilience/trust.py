@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from consilience.approximators import Posterior
-from consilience.arrays import as_count, as_numbers
+from consilience.arrays import as_count, as_numbers, within_range
 from consilience.compiling import compiled
 from consilience.data import Layout, Series, Set, Vector
 from consilience.fitted import Fit
@@ -116,6 +116,7 @@ def check(
     layout = fit.posterior.data.layout
     arrays, batched = layout.check(x)
     measure = Measure(layout, statistics)
+    draws = as_count(draws, "draws, the number of posterior draws,")
     predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
@@ -205,7 +206,8 @@ def _typical(fit: Fit, x: Data, held_out: Data) -> np.ndarray:
 
     Half of the simulations set the distance, the other half say how large it is by chance.
     """
-    known, seen = (np.asarray(_summaries(fit.posterior, part), float) for part in (held_out, x))
+    parts = (jax.tree.map(within_range, held_out), x)
+    known, seen = (np.asarray(_summaries(fit.posterior, part), float) for part in parts)
     half = len(known) // 2
     centre, covariance = known[:half].mean(axis=0), np.atleast_2d(np.cov(known[:half].T))
     values, vectors = np.linalg.eigh(covariance)
