@@ -94,3 +94,7 @@ def serves_nothing(connection, current, task):
     connection.send("ready")
     connection.recv()
     os._exit(3)
+
+
+def noisy_pair(rng, theta):
+    return theta + rng.normal(size=2)

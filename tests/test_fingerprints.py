@@ -120,6 +120,10 @@ def test_small_numbers_count_and_rounding_does_not():
         dist.Exponential(jnp.array([1e-9, 1e3])), dist.Exponential(jnp.array([1e-8, 1e3]))
     )
     assert differ(dist.Normal(300.0, 0.02), dist.Normal(300.02, 0.02))
+    assert differ(dist.Normal(1e6, 1.0), dist.Normal(1e6 + 5, 1.0))
+    assert differ(dist.Uniform(1e5, 1e5 + 1.0), dist.Uniform(1e5, 1e5 + 1.9))
+    locs = (jnp.array([-1000.0, 0.0, third]) for third in (0.0, 0.008))
+    assert differ(*(dist.Normal(loc, jnp.array([1.0, 1.0, 1e-3])) for loc in locs))
     assert not differ(
         dist.Normal(300.0, 0.02), dist.Normal(np.nextafter(np.float32(300), 301), 0.02)
     )

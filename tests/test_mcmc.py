@@ -155,3 +155,9 @@ def test_unknown_methods_and_likelihoods_without_gradients_are_refused(sims):
     )
     with pytest.raises(ValueError, match="NUTS needs the gradient"):
         gaussian_fit(host, sims).sample(sims.x[0], 10, key=KEY, method="nuts")
+
+
+def test_too_few_draws_for_chains_are_refused(sims):
+    fit = gaussian_fit(conjugate_model(DIM), sims)
+    with pytest.raises(ValueError, match="ask for 16 draws or more"):
+        fit.sample(sims.x[0], 8, key=KEY, method="nuts")

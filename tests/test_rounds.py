@@ -17,6 +17,7 @@ from scipy import stats
 import consilience as cs
 from consilience.files import Lock
 from consilience.losses import Example, Objective
+from tests import simulators
 from tests.conftest import SMALL, TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -381,3 +382,40 @@ def test_what_made_the_rounds_can_be_read(campaign):
     assert about["key"] == ["threefry2x32", 0, 0]
     assert about["proposal"] == {"type": "Atomic", "atoms": 10}
     assert about["simulations"] == 32
+
+
+def test_numbers_that_cannot_be_leave_the_folder_usable(model, tmp_path):
+    settings = {"key": jax.random.key(0), "directory": tmp_path / "kept", "progress": False}
+    settings |= {"posterior": TINY, "epochs": 1, "self_consistency": False}
+    for wrong in ({"simulations": 10**13}, {"simulations": 0}, {"rounds": 1.5}, {"rounds": "2"}):
+        with pytest.raises((ValueError, TypeError), match=r"rounds|runs|simulations"):
+            cs.sequential(model, X, **({"rounds": 1, "simulations": 64} | settings | wrong))
+    done = cs.sequential(model, X, rounds=1, simulations=64, **settings)
+    # The same numbers in another precision are the same observation.
+    again = cs.sequential(model, X.astype(float), rounds=1, simulations=64, **settings)
+    np.testing.assert_array_equal(again[0].simulations.x, done[0].simulations.x)
+
+
+def test_another_likelihood_of_an_external_simulator_is_another_campaign(tmp_path):
+    def rounds(sd):
+        model = cs.Model(
+            dist.Normal(0.0, 1.0),
+            cs.external(simulators.noisy_pair),
+            lambda theta, x: dist.Normal(theta, sd).log_prob(x).sum(),
+        )
+        return cs.sequential(
+            model,
+            X,
+            rounds=1,
+            simulations=16,
+            key=jax.random.key(0),
+            posterior=TINY,
+            epochs=1,
+            self_consistency=False,
+            directory=tmp_path / "kept",
+            progress=False,
+        )
+
+    rounds(1.0)
+    with pytest.raises(cs.StoreError, match="log-likelihood's body has changed"):
+        rounds(50.0)

@@ -211,7 +211,16 @@ def test_parameters_that_float32_cannot_resolve_warn():
 def test_parameter_that_is_the_same_in_all_runs_warns():
     model = cs.Model(dist.Normal(1e9, 1.0), lambda key, theta: jax.random.normal(key, (1,)))
     sims = cs.simulate(model, 64, key=KEY)
-    with pytest.warns(UserWarning, match=r"about 1e\+09 and varies by 0, which float32 resolves"):
+    with pytest.warns(UserWarning, match=r"parameter 'theta' is 1e\+09 in all 64 runs"):
+        cs.fit(model, sims, key=KEY, posterior=TINY, self_consistency=False, epochs=1)
+
+
+def test_data_that_are_the_same_in_all_runs_warn():
+    model = cs.Model(
+        dist.Normal(0.0, 1.0), lambda key, theta: 1e8 + theta + jax.random.normal(key, (3,))
+    )
+    sims = cs.simulate(model, 64, key=KEY)
+    with pytest.warns(UserWarning, match="The data are the same in all 64 runs"):
         cs.fit(model, sims, key=KEY, posterior=TINY, self_consistency=False, epochs=1)
 
 

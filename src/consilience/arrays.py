@@ -97,7 +97,7 @@ def largest() -> str:
     return f"{np.finfo(computed_in()).max:.2g}"
 
 
-COARSE = 0.005
+COARSE = 0.02
 """Numbers this many spreads apart, or more, blur what is learned from them."""
 
 
@@ -108,11 +108,19 @@ def warn_if_coarse(values: np.ndarray, what: str, *, constant_too: bool = False)
     """
     spread = np.asarray(values.astype(float).std(axis=0))
     typical = np.median(np.abs(values), axis=0).astype(computed_in())
-    coarse = (np.spacing(typical) > COARSE * spread) & ((spread > 0) | constant_too)
-    if not coarse.any():
+    constant = spread == 0
+    coarse = (constant & constant_too) | (~constant & (np.spacing(typical) > COARSE * spread))
+    if not coarse.any() or len(values) < 2:
         return
     worst = np.unravel_index(np.argmax(coarse), coarse.shape)
     where = what + (str(list(map(int, worst))) if worst else "")
+    if constant[worst]:
+        warn_caller(
+            f"{where} is {float(values[0][worst]):.6g} in all {len(values)} runs, so that nothing "
+            f"can be learned about it. Where it should vary by less than {computed_in()} resolves, "
+            "subtract a constant, in the simulator too."
+        )
+        return
     warn_caller(
         f"{where} is about {float(values.mean(axis=0)[worst]):.6g} and varies by "
         f"{float(spread[worst]):.2g}, which {computed_in()} resolves in steps of "

@@ -21,6 +21,7 @@ from consilience.arrays import (
     computed_in,
     finite_rows,
     largest,
+    warn_caller,
     warn_if_coarse,
 )
 from consilience.compiling import on_device
@@ -303,6 +304,13 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
     arrays = {name: np.asarray(part) for name, part in layout.named(x).items()}
     mask = arrays[layout.mask_name].astype(bool) if layout.mask_name is not None else None
     loc, scale = {}, {}
+    varying = [array for name, array in arrays.items() if name in layout.data_names]
+    n = len(varying[0])
+    if n > 1 and all((array == array[:1]).all() for array in varying):
+        warn_caller(
+            f"The data are the same in all {n} runs, so that nothing can be learned from them. "
+            f"Where they should vary by less than {computed_in()} resolves, subtract a constant."
+        )
     for name, array in arrays.items():
         if name != layout.mask_name:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)

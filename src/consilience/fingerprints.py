@@ -21,7 +21,7 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import Transform
 
-ROUNDING = 1e-5
+ROUNDING = 1e-6
 """Numbers that differ by less, relative to their size, count as equal.
 
 Entries of a matrix, or of a vector with negative numbers or zeros, may be what is left of larger

@@ -25,9 +25,10 @@ from consilience.arrays import computed_in
 from consilience.externals import External
 from consilience.files import Lock, StoreError, write
 from consilience.fitted import Fit
+from consilience.host import OnHost
 from consilience.model import Model
 from consilience.origins import in_words, key_name
-from consilience.programs import ADDRESS, program_of, trace
+from consilience.programs import ADDRESS, digest_of, program_of, trace
 from consilience.runs import Failure
 from consilience.simulations import Simulations
 from consilience.spaces import ParameterSpace
@@ -84,8 +85,11 @@ def _simulator_body(model: Model) -> list[str]:
 
 
 def _likelihood_body(model: Model) -> list[str] | None:
-    if model.likelihood is None or isinstance(model.simulator, External):
+    function = getattr(model.likelihood, "log_likelihood", model.likelihood)
+    if function is None:
         return None
+    if isinstance(model.simulator, External) or isinstance(model.likelihood, OnHost):
+        return [f"Python {platform.python_version()}", digest_of(function)]
     example = jax.eval_shape(model.simulate_one, jax.random.key(0))
     program = trace(model.log_likelihood, *example)
     return [f"JAX {jax.__version__}", hashlib.sha256(program.encode()).hexdigest()]
@@ -130,8 +134,9 @@ class Kept:
         known = self._read(OBSERVATION, "Delete it if the rounds are of this observation.")
         if known is None:
             write(self.path / OBSERVATION, _to_bytes(given))
-        elif set(known) != set(given) or any(
-            not np.array_equal(known[name], array) for name, array in given.items()
+        elif set(known) != set(given) or not all(
+            np.array_equal(known[name].astype(computed_in()), array.astype(computed_in()))
+            for name, array in given.items()
         ):
             raise StoreError(
                 f"{self.path} holds the rounds of another observation: pass another directory."
@@ -139,7 +144,7 @@ class Kept:
 
     def _check_campaign(self, given: dict[str, Any]):
         file = self.path / CAMPAIGN
-        if not file.exists():
+        if not file.exists() or not any(self.path.glob("round-*")):
             write(file, json.dumps(given, indent=1).encode())
             return
         try:

@@ -22,6 +22,9 @@ from consilience.evidence import Joint
 from consilience.types import Flat, PRNGKey, Scalar, Theta
 
 CHAINS, WARMUP = 4, 200
+FEWEST = 4
+"""Draws of a chain, below which chains cannot be compared."""
+
 STARTS = 256
 """Amortized draws among which the chains' first points are chosen."""
 
@@ -85,6 +88,11 @@ def run_nuts(posterior: Posterior, joint: Joint, x: Any, n: int, key: PRNGKey) -
 
 def nuts_for_each(posterior: Posterior, joint: Joint, xs: list[Any], n: int, key: PRNGKey):
     """The chains of several datasets, one after another, with a leading axis."""
+    if n < FEWEST:
+        raise ValueError(
+            f'method="nuts" runs {CHAINS} chains, which take {FEWEST} draws each to be compared: '
+            f"ask for {CHAINS * FEWEST} draws or more."
+        )
     parts = [
         jax.device_get(run_nuts(posterior, joint, x, n, jax.random.fold_in(key, i)))
         for i, x in enumerate(xs)

@@ -35,12 +35,17 @@ def program_of(model: Model) -> str:
     (True, False)
     """
     if isinstance(model.simulator, External):
-        reader = _Reader()
-        reader.read(model.simulator.function)
-        return reader.digest.hexdigest()
+        return digest_of(model.simulator.function)
     theta = jax.eval_shape(model.prior.draw, jax.random.key(0))
     text = trace(model.simulate_at, jax.random.key(0), theta)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(function: Any) -> str:
+    """A digest of what a function in Python does."""
+    reader = _Reader()
+    reader.read(function)
+    return reader.digest.hexdigest()
 
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -10,13 +10,15 @@ from collections.abc import Callable
 import numpy as np
 
 from consilience.files import StoreError
-from consilience.fingerprints import ROUNDING
 from consilience.provenance import check_type, other_draws
 from consilience.runs import Failure
 from consilience.store import Store
 from consilience.types import Theta
 
 logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-5
+"""Data that differ by less, relative to their size, count as equal."""
 
 COMPARED = 4096
 """Runs whose parameters are drawn again."""
@@ -33,8 +35,21 @@ def check_theta(runs: Store, draw: Callable[[np.ndarray], Theta]):
     drawn, held = draw(numbers), runs.theta(numbers)
     for name, array in held.items():
         check_type(str(runs), f"{name!r}", array.dtype, drawn[name].dtype)
-    if not all(_same(drawn[name], held[name]) for name in held):
+    if not all(_same_draws(drawn[name], held[name]) for name in held):
         raise other_draws(str(runs))
+
+
+def _same_draws(given: np.ndarray, held: np.ndarray) -> bool:
+    """Equal up to rounding, and up to a thousandth of how much the draws vary."""
+    if given.shape != held.shape:
+        return False
+    spread = 1e-3 * np.nan_to_num(held.astype(float).std(axis=0))
+    rounding = 1e-6 * np.abs(held)
+    return bool(np.all((np.abs(given - held) <= spread + rounding) | _equal(given, held)))
+
+
+def _equal(given: np.ndarray, held: np.ndarray) -> np.ndarray:
+    return (given == held) | (np.isnan(given) & np.isnan(held))
 
 
 def check_program(runs: Store, program: str, n: int, again: Again):

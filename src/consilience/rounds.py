@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from consilience.arrays import as_count
 from consilience.consistency import SelfConsistency
 from consilience.fitted import Fit
 from consilience.flows import Coupling
@@ -126,8 +127,11 @@ def sequential(
     >>> len(done[-1].simulations)
     64
     """
-    if rounds < 1:
-        raise ValueError(f"The number of rounds must be at least one, got {rounds}.")
+    rounds = as_count(rounds, "rounds, the number of rounds,")
+    simulations = as_count(simulations, "simulations, the number of runs of each round,")
+    for name, number in (("rounds", rounds), ("simulations", simulations)):
+        if number < 1:
+            raise ValueError(f"The number of {name} must be at least one, got {number}.")
     proposal = Atomic() if proposal is None else proposal
     if isinstance(proposal, Atomic) and model.prior.density is None:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from consilience.arrays import as_count
+from consilience.arrays import as_count, computed_in
 from consilience.campaigns import TRIES, run_again, run_campaign
 from consilience.compiling import compiled
 from consilience.data import Layout
@@ -99,7 +99,8 @@ def _check_room(model: Model, n: int, store: str | Path | None):
     theta = sum(math.prod(a.shape) * a.dtype.itemsize for a in drawn.values())
     # That of a simulator outside JAX may not be known before its first run.
     layout = model.layout
-    x = 0 if layout is None else sum(map(math.prod, layout.shapes.values()))
+    numbers = 0 if layout is None else sum(map(math.prod, layout.shapes.values()))
+    x = numbers * computed_in().itemsize
     if store is None:
         check_memory(n, theta + x, "ask for fewer, or pass store= to keep them on disk")
         return
