@@ -42,17 +42,6 @@ REFUSALS = (ValueError, TypeError, StoreError, FileNotFoundError, TrainingError)
 
 EXAMPLES: list[int] = []
 
-WAITING: dict[str, bool] = {
-    "test_simulate_takes_whole_numbers_and_keys": True,
-    "test_models_of_anything": True,
-    "test_a_store_gives_back_what_runs_returned": True,
-    "test_a_damaged_store_gives_right_runs_and_runs_the_rest_again": False,
-    "test_a_damaged_fit_is_refused_or_gives_the_same_draws": False,
-    "test_a_fit_of_any_runs_draws_inside_the_support": False,
-    "test_draws_for_data_of_any_type_and_form": False,
-}
-"""Properties that do not hold yet, in many examples or (True) in few: to be emptied."""
-
 
 def property_of(few: int, many: int, **inputs):
     """Two tests of one property: `few` examples for `make test`, `many` for `make test-all`."""
@@ -73,10 +62,8 @@ def property_of(few: int, many: int, **inputs):
         name = f"{function.__name__}_of_many"
         often = sized(many)
         often.__name__ = often.__qualname__ = name
-        skip = pytest.mark.skip(reason="known not to hold")
-        waits = function.__name__ in WAITING
-        globals()[name] = pytest.mark.slow(skip(often) if waits else often)
-        return skip(sized(few)) if WAITING.get(function.__name__) else sized(few)
+        globals()[name] = pytest.mark.slow(often)
+        return sized(few)
 
     return decorate
 

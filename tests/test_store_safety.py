@@ -263,7 +263,8 @@ def test_names_that_are_no_safe_folder_in_a_store_are_refused(name, tmp_path, pa
     compiled = lambda key, theta: jax.random.normal(key, (3,))  # noqa: E731
     named = lambda key, theta: {inner: jax.random.normal(key, (3,))}  # noqa: E731
     models = [cs.Model(PRIOR, named)]
-    if name.strip():  # a model refuses a blank name of a parameter itself
+    # A model refuses parameters with blank names or control characters itself.
+    if name.strip() and name.isprintable():
         models.append(cs.Model(prior, compiled))
         with pytest.raises(cs.StoreError, match="cannot name parameters or data in a store"):
             run(simulator, path, prior=prior)

@@ -15,6 +15,7 @@ from consilience.compiling import compiled
 from consilience.data import Layout
 from consilience.draws import Draws
 from consilience.externals import External
+from consilience.keys import keyed
 from consilience.memory import Memory
 from consilience.model import Model
 from consilience.origins import KeyName, key_name, key_words
@@ -37,6 +38,7 @@ STORED = 256
 """Runs made at once for a store: at most so many are thrown away at its end."""
 
 
+@keyed("cs.simulate(model, n, key=key)")
 def simulate(
     model: Model,
     n: SupportsIndex,
@@ -232,6 +234,7 @@ def _simulate_block(model: Model, key: PRNGKey, numbers):
     return jax.vmap(lambda i: model.simulate_one(jax.random.fold_in(key, i)))(numbers)
 
 
+@keyed("cs.simulate_at(model, theta, key=key)")
 def simulate_at(
     model: Model,
     theta: Theta,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.arrays import as_numbers
+from consilience.arrays import as_numbers, finite_rows
 from consilience.failures import Failures
 from consilience.origins import KeyName
 from consilience.page import notebook
@@ -139,10 +139,10 @@ class Simulations:
 
     @property
     def invalid(self) -> np.ndarray:
-        """Which runs failed, or have NaN or infinite values in their data or parameters."""
+        """Which runs failed, or have NaN, infinite or too large values in data or parameters."""
         # What is in a store was looked at when it came in.
         leaves = jax.tree.leaves((self.theta, None if isinstance(self._x, Unread) else self._x))
-        finite = [_finite(array) for array in leaves]
+        finite = [finite_rows(array) for array in leaves]
         return ~np.all(finite, axis=0) | self.failures.mask
 
     def drop_invalid(self) -> "Simulations":
@@ -187,14 +187,9 @@ def join_attempts(parts: Sequence[Simulations]) -> Attempts | None:
             bad = {name: array[~good] for name, array in part.theta.items()}
             tried += [part.attempts, Attempts(bad, good[~good])]
     theta, valid = jax.tree.map(lambda *arrays: np.concatenate(arrays), *tried)
-    finite = np.all([_finite(array) for array in theta.values()], axis=0)
+    finite = np.all([finite_rows(array) for array in theta.values()], axis=0)
     theta, valid = {name: a[finite] for name, a in theta.items()}, valid[finite]
     return None if valid.all() else Attempts(theta, valid)
-
-
-def _finite(array: np.ndarray) -> np.ndarray:
-    """Which entries of the leading axis are finite."""
-    return np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
 
 
 def _arrays(parts: Mapping, what: str) -> dict[str, np.ndarray]:
