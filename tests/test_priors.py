@@ -231,5 +231,5 @@ def test_names_that_only_look_like_those_are_taken():
 def test_parameters_need_names_that_differ():
     with pytest.raises(ValueError, match="must differ as text"):
         as_prior({1: NORMAL, "1": NORMAL})
-    with pytest.raises(ValueError, match="must have a name"):
+    with pytest.raises(ValueError, match="empty or has control characters"):
         as_prior({" ": NORMAL})
