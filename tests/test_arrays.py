@@ -13,6 +13,8 @@ from consilience.arrays import as_count, as_numbers
 from consilience.inputs import InputError, read_data
 from tests.conftest import quick
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 KEY = jax.random.key(2)
 SWAPPED = (">f4", ">f8", ">i4", ">i2", ">u2")
 

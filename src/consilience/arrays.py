@@ -108,7 +108,8 @@ def warn_if_coarse(values: np.ndarray, what: str, *, constant_too: bool = False)
     """
     spread = np.asarray(values.astype(float).std(axis=0))
     typical = np.median(np.abs(values), axis=0).astype(computed_in())
-    constant = spread == 0
+    # What is left of rounding in 64 bits is no variation.
+    constant = spread <= 1e-9 * typical
     coarse = (constant & constant_too) | (~constant & (np.spacing(typical) > COARSE * spread))
     if not coarse.any() or len(values) < 2:
         return
