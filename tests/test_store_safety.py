@@ -599,3 +599,16 @@ def test_simulators_in_jax_with_masks_keep_their_types(path):
     cs.simulate(model, 4, key=KEY, store=path)
     longer = cs.simulate(model, 8, key=KEY, store=path)
     assert longer.x["here"].dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"<f8"', '"<i8"'), ('"bare": true', '"bare": false'), ('"mu"', '"nu"')]
+)
+def test_a_changed_description_of_arrays_is_refused(old, new, path):
+    run(lambda rng, mu: rng.normal(size=3) + mu, path)
+    root = path / "zarr.json"
+    text = json.dumps(json.loads(root.read_text()))
+    assert old in text
+    root.write_text(text.replace(old, new))
+    with pytest.raises(cs.StoreError):
+        cs.Simulations.open(path)

@@ -4,6 +4,7 @@ A name becomes a folder, so that names which are no safe folder names are refuse
 """
 
 import dataclasses
+import json
 import math
 import unicodedata
 import warnings
@@ -57,7 +58,20 @@ class Arrays:
         """What the description of a store says."""
         data = tuple((v, name, tuple(s), dtype) for v, name, s, dtype in held["data"]["arrays"])
         theta = tuple((name, tuple(shape), dtype) for name, shape, dtype in held["theta"])
-        return cls(data, held["data"]["bare"], theta)
+        plan = cls(data, held["data"]["bare"], theta)
+        # Stores of version 0.1.0 have no checksum of it.
+        if held.get("checksum", plan.checksum) != plan.checksum:
+            raise ValueError("its names, shapes or types of arrays were changed")
+        names = [name for row in data for name in row[:2]] + [row[0] for row in theta]
+        kinds = [np.dtype(row[-1]).kind for row in (*data, *theta)]
+        if not all(isinstance(name, str) for name in names) or not set(kinds) <= set("biuf"):
+            raise ValueError("its arrays are not named arrays of numbers")
+        return plan
+
+    @property
+    def checksum(self) -> int:
+        """Of the names, shapes and types: data in another type would pass as other numbers."""
+        return zlib.crc32(json.dumps(dataclasses.astuple(self)).encode())
 
     @property
     def spec(self) -> Spec:
@@ -93,7 +107,7 @@ class Arrays:
         """Zarr's own files for `n` runs, `rows` in a chunk; the root last: it makes a store."""
         memory: dict[str, Any] = {}
         held = {**about, "data": {"arrays": self.data, "bare": self.bare}, "theta": self.theta}
-        held |= {"what": MARK, "format": FORMAT}
+        held |= {"what": MARK, "format": FORMAT, "checksum": self.checksum}
         held["version"] = about.get("version", version("consilience"))
         group = zarr.create_group(zarr.storage.MemoryStore(memory), attributes=held)
         status = self.status
