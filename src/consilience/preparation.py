@@ -55,16 +55,16 @@ def check_simulations(model: Model, simulations: Simulations):
                 f"The model's simulator gives x of shape {model.layout.show(model.layout.shapes)}, "
                 f"but the simulations have {got.show(got.shapes)}."
             )
-    if simulations.invalid.any():
-        raise ValueError(_about_invalid(simulations))
     # What is in a store was looked at when it came in.
     arrays = {**theta, **({} if simulations.unread else _named_data(simulations.x))}
     for name, array in arrays.items():
-        if not finite_rows(array).all():
+        if np.isfinite(array).all() and not finite_rows(array).all():
             raise ValueError(
                 f"The simulations have values of {name} beyond {largest()}, the largest number of "
                 f"{computed_in()}: use other units, in the prior and the simulator."
             )
+    if simulations.invalid.any():
+        raise ValueError(_about_invalid(simulations))
     inside = np.asarray(_contains(space, theta))
     if not inside.all():
         out = np.flatnonzero(~inside)
