@@ -79,6 +79,10 @@ def quick(model, sims, **settings) -> cs.Fit:
 
 @pytest.fixture(autouse=True, scope="module")
 def options(request):
+    # Each compiled program holds memory maps, and a process may have 65,530 of them.
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > 20_000:
+        jax.clear_caches()
     name = request.module.__name__.rpartition("test_")[2]
     take_options(SHORT_OPTIONS if name in RUN_LONG else BARE_OPTIONS)
 
