@@ -420,7 +420,9 @@ def test_any_name_is_drawn(name):
         return
     draws = draws_to_dataset({name: np.arange(4.0).reshape(1, 1, 4)}, batched=False)
     axes = plots.pairs(draws, truth={name: 1.0})
-    axes.ravel()[0].figure.savefig(io.BytesIO(), format="svg")
+    drawn = io.BytesIO()
+    axes.ravel()[0].figure.savefig(drawn, format="svg")
+    assert drawn.getvalue().rstrip().endswith(b"</svg>")
 
 
 # Models.

@@ -188,7 +188,7 @@ EVEN = 0.99
 Such weights have a standard deviation below 0.1 of their mean, so they move no posterior mean by
 more than 0.1 of its standard deviation (Cauchy-Schwarz). Between Gaussians their k is below 0.13
 in any dimension; a larger one is that of a tail too small to matter, or the first sign of a part
-of the posterior that no draw has reached, which weights could not mend."""
+of the posterior that no draw has reached, which weights cannot correct."""
 
 
 def importance_weights(terms: Terms) -> Weights:

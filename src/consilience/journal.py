@@ -72,8 +72,8 @@ class Journal:
         for number in numbers:
             self.failed.pop(number, None)
 
-    def replay(self, mend: bool, most: Callable[[], int] | None = None):
-        """Read the file; `mend` cuts off a last line that is not whole.
+    def replay(self, writable: bool, most: Callable[[], int] | None = None):
+        """Read the file; where it is `writable`, cut off a last line that is not whole.
 
         `most`: a bound to the numbers of runs, asked for once the file is read.
         """
@@ -89,7 +89,7 @@ class Journal:
             logger.warning("%s: %d lines are damaged; their runs are missing.", self.path, count)
         if beyond:
             logger.warning("%s: %d runs with odd numbers are left out.", self.path, beyond)
-        if torn and mend:
+        if torn and writable:
             write(self.path, b"".join(line + b"\n" for line in whole))
 
     def _note(self, entry: dict[str, Any], bound: int = WORD) -> int:

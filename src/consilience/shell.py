@@ -117,7 +117,7 @@ def _workers(model: Model, key: PRNGKey, options: argparse.Namespace) -> Iterato
 
 def _resume(store: Path, n: int) -> str:
     journal = Journal(store / JOURNAL)
-    journal.replay(mend=False)
+    journal.replay(writable=False)
     there = int(np.count_nonzero(journal.settled < n))
     return f"{there} of {n} runs are in {store}: run the same command to go on from there."
 

@@ -147,9 +147,9 @@ def check_names(names: Iterable[str]):
     """Refuse names of parameters or data that are no safe folder in a store.
 
     >>> check_names(["mu", "log sigma"])
-    >>> check_names(["/tmp/mu"])
+    >>> check_names(["../mu"])
     Traceback (most recent call last):
-    consilience.files.StoreError: '/tmp/mu' cannot name parameters or data in a store, where it \
+    consilience.files.StoreError: '../mu' cannot name parameters or data in a store, where it \
 becomes a folder: it has a slash. Call it something else.
     """
     for name in names:
