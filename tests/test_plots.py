@@ -517,8 +517,9 @@ def test_broken_mathtext_in_a_name_is_shown_as_it_is():
         plots.side_by_side({name: RNG.normal(size=(5, 2))}, names=(name, name)),
     ]
     for axes in made:
-        figure = np.ravel(axes)[0].figure
-        figure.savefig(io.BytesIO(), format="svg")
+        drawn = io.BytesIO()
+        np.ravel(axes)[0].figure.savefig(drawn, format="svg")
+        assert drawn.getvalue().rstrip().endswith(b"</svg>")
 
 
 def test_a_name_is_drawn_with_its_dollar_signs():
