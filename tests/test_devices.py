@@ -68,6 +68,11 @@ def test_blocks_of_draws_can_be_shared_out_evenly(share):
         assert {(a, b) for i, j in made for a in i for b in j} >= {(0, 0), (m - 1, n - 1)}
 
 
+def test_what_is_no_list_of_devices_is_refused():
+    with pytest.raises(TypeError, match=r"devices=jax.devices\(\), got 'cpu'"):
+        make_mesh("cpu")
+
+
 def test_one_device_is_no_mesh():
     assert make_mesh(None) is None
     assert make_mesh(["only"]) is None

@@ -192,6 +192,11 @@ def test_a_density_on_an_interval_and_a_simplex_integrates_to_one_and_draws_stay
     np.testing.assert_allclose(draws["p"].values.sum(axis=-1), 1.0, atol=1e-5)
 
 
+def test_more_draws_than_memory_holds_are_refused(named_fit, named_sims):
+    with pytest.raises(ValueError, match=r"1000000000000 draws take at least 8 TB of memory"):
+        named_fit.sample(named_sims.x[0], 10**12, key=KEY)
+
+
 def test_arviz_takes_the_draws(named_fit, named_sims):
     import arviz
 

@@ -155,6 +155,38 @@ def test_bad_simulators_are_refused():
         cs.Model(prior, lambda key, t: t["a"], data=cs.Set())
 
 
+UNFIT = {
+    "nothing": None,
+    "no entries": jnp.ones(0),
+    "complex numbers": 1j * jnp.ones(3),
+    "a key": jax.random.key(0),
+    "names of two types": {1: jnp.ones(2), "1": jnp.ones(2)},
+}
+
+
+@pytest.mark.parametrize("x", UNFIT.values(), ids=UNFIT)
+def test_simulators_that_return_no_real_numbers_are_refused(x):
+    with pytest.raises(TypeError, match="The simulator must return"):
+        cs.Model(dist.Normal(0, 1), lambda key, theta: x)
+
+
+UNLIKELY = {
+    "SciPy": (lambda t, x: stats.norm.logpdf(np.asarray(x), t["a"]).sum(), r"cs.OnHost\(function"),
+    "a branch": (lambda t, x: 0.0 if t["a"] > 0 else 1.0, "no shape or branch that depends"),
+    "swapped": (lambda x, t: t["a"] - x, r"is called as log_likelihood\(theta, x\)"),
+    "one argument": (lambda t: t["a"], r"is called as log_likelihood\(theta, x\)"),
+    "a number": (3.0, r"is a function \(theta, x\) -> number, got float"),
+    "a distribution": (dist.Normal(0, 1), r"is a function \(theta, x\) -> number, got Normal"),
+}
+
+
+@pytest.mark.parametrize("function, message", UNLIKELY.values(), ids=UNLIKELY)
+def test_what_is_no_likelihood_in_jax_is_refused(function, message, unchecked):
+    simulator = lambda key, t: t["a"] + jax.random.normal(key, (4,))  # noqa: E731
+    with pytest.raises(TypeError, match=message):
+        cs.Model({"a": dist.Normal(0, 1)}, simulator, function)
+
+
 def test_a_likelihood_of_the_wrong_shape_is_refused():
     simulator = lambda key, t: t + jax.random.normal(key, (4,))  # noqa: E731
     with pytest.raises(ValueError, match=r"must return one number, got \(4,\).*cs.PerRow"):

@@ -86,6 +86,15 @@ def observing(before, *, plate=None, obs=None):
     return cs.Model.from_numpyro(model, observed="y")
 
 
+@pytest.mark.parametrize(
+    "part", [(dist.Uniform, 5.0, 1.0), (dist.Normal, 0.0, 1e39)], ids=["Uniform", "Normal"]
+)
+def test_priors_of_which_no_draw_is_possible_are_refused(part):
+    part = part[0](*part[1:])
+    with pytest.raises(ValueError, match="not finite or not in its support, such as"):
+        cs.Model({"a": part})
+
+
 @pytest.mark.parametrize("mask", [True, np.ones(3, bool)], ids=["True", "all True"])
 def test_a_mask_that_leaves_nothing_out_is_no_mask(mask):
     assert observing(lambda a: handlers.mask(mask=mask), plate=3).layout.shapes["data"] == (3,)

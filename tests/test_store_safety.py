@@ -111,6 +111,13 @@ def test_a_fit_refuses_runs_of_another_truncated_prior(path):
                 quick(other, part)
 
 
+def test_priors_that_look_alike_are_said_to_differ_in_what_is_not_shown():
+    prior = lambda scale: cs.ImplicitPrior(lambda key: {"mu": scale * jax.random.normal(key)})  # noqa: E731
+    sims = cs.simulate(cs.Model(prior(1.0), in_jax), 16, key=KEY)
+    with pytest.raises(ValueError, match="differs in numbers that these lines leave out"):
+        quick(cs.Model(prior(2.0), in_jax), sims)
+
+
 def test_the_command_line_refuses_runs_of_another_prior(path, tmp_path, capsys, monkeypatch):
     cs.simulate(cs.Model(truncated(0.0), in_jax), 4, key=KEY, store=path)
     (tmp_path / "othermodel.py").write_text(

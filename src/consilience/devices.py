@@ -15,6 +15,10 @@ Devices = Sequence[Any]
 
 def make_mesh(devices: Devices | None) -> Mesh | None:
     """A mesh of one axis, or None where there is nothing to split."""
+    if isinstance(devices, str):
+        raise TypeError(
+            f"devices is a list of JAX devices, as in devices=jax.devices(), got {devices!r}."
+        )
     if devices is None or len(devices) < 2:
         return None
     return Mesh(np.array(devices), (AXIS,))

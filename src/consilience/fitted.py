@@ -27,6 +27,7 @@ from consilience.networks import generator
 from consilience.origins import Origin
 from consilience.page import notebook
 from consilience.results import draws_to_dataset, evidence_to_dataset
+from consilience.room import check_draws
 from consilience.simulations import Simulations
 from consilience.summaries import Summary
 from consilience.types import Data, PRNGKey, Theta
@@ -284,6 +285,7 @@ class Fit(eqx.Module):
         layout = self.posterior.data.layout
         arrays, batched = layout.check(x)
         m = len(arrays[layout.names[0]])
+        check_draws(m * n, self.posterior.parameters.dim)
         mesh = make_mesh(devices)
         posterior, joint = replicate((self.posterior, joint), mesh)
 

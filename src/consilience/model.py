@@ -1,8 +1,8 @@
 """A model: a prior, a simulator, and, where it is known, a log-likelihood.
 
 The three functions work on one set of parameters; the library vectorises and compiles.
-Where the prior is one distribution without a name, they get an array for `theta`; where it
-is a dictionary, they get a dictionary.
+Where the prior is one distribution without a name, or a dictionary with the single name "theta",
+they get an array for `theta`; otherwise they get a dictionary.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from consilience.externals import External
 from consilience.host import OnHost
 from consilience.page import notebook
 from consilience.priors import BARE, ImplicitPrior, Prior, as_prior
-from consilience.purity import trace_simulator
+from consilience.purity import trace_likelihood, trace_simulator
 from consilience.types import Data, PRNGKey, Scalar, Theta
 
 
@@ -161,30 +161,20 @@ class Model(eqx.Module):
         shape = trace_simulator(simulator, self._example_theta(), list(self.prior.names))
         bare = not isinstance(shape, Mapping)
         shapes = {DATA: shape} if bare else shape
-        if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in shapes.values()):
-            raise TypeError(
-                "The simulator must return an array or a dictionary of arrays, "
-                f"got {jax.tree.structure(shape)}."
-            )
         return make_layout({name: leaf.shape for name, leaf in shapes.items()}, self.data, bare)
 
     def _check_likelihood(self, simulator: Callable):
+        function = self.likelihood
+        while isinstance(function, PerRow | OnHost):
+            function = function.log_likelihood
+        if not callable(function) or isinstance(function, dist.Distribution):
+            raise TypeError(
+                "A log-likelihood is a function (theta, x) -> number, "
+                f"got {type(function).__name__}."
+            )
         theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
         x = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
-        try:
-            got = jax.eval_shape(self.log_likelihood, theta, x)
-        except TypeError as error:
-            if "not a valid JAX type" not in str(error):
-                raise
-            raise TypeError(
-                f"log_likelihood(theta, x) must return one number: {str(error).splitlines()[0]}."
-            ) from error
-        if getattr(got, "shape", None) != ():
-            raise ValueError(
-                "log_likelihood(theta, x) must return one number, got "
-                f"{getattr(got, 'shape', type(got).__name__)}. For a function of one row, "
-                "pass cs.PerRow(function)."
-            )
+        trace_likelihood(self.log_likelihood, theta, x)
 
     def _repr_html_(self) -> str:
         return notebook(self)

@@ -177,6 +177,8 @@ def as_prior(prior: Any) -> Prior:
             start=jnp.zeros(()),
         )
 
+    for name, part in parts.items():
+        _check_draws(part, name)
     return Prior(
         draw=draw,
         density=density,
@@ -186,6 +188,17 @@ def as_prior(prior: Any) -> Prior:
         earlier={name: describe_briefly(part) for name, part in parts.items()},
         identify=lambda: parts,
     )
+
+
+def _check_draws(part: dist.Distribution, name: str):
+    """Refuse a distribution of which no draw is finite and in its support."""
+    value = part.sample(jax.random.key(0), (DRAWS,))
+    good = jnp.isfinite(value).reshape(DRAWS, -1).all(axis=1) & part.support(value)
+    if not isinstance(good, jax.core.Tracer) and not good.any():
+        raise ValueError(
+            f"The prior of {name!r}, {describe(part)}, draws values that are not finite or not in "
+            f"its support, such as {np.asarray(value[0])}: check its numbers."
+        )
 
 
 def _native(part: dist.Distribution) -> dist.Distribution:

@@ -1,12 +1,20 @@
 """Whether a simulator is a pure function in JAX: it is traced twice, and its programs compared."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+REAL = (np.floating, np.integer, np.bool_)
+
+SIMULATOR = ("simulator(key, theta)", "an array or a dictionary of arrays")
+LIKELIHOOD = ("log_likelihood(theta, x)", "one number")
+"""How a function of the user's is called, and what it returns."""
+
+SCIPY = "A log-likelihood in NumPy or SciPy goes in as cs.OnHost(function)."
 
 NUMPY = (
     "A simulator in NumPy or SciPy goes in as cs.external(function), a function of a NumPy "
@@ -37,7 +45,7 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
             f"The simulator asked theta for {error}, but the prior names {names}."
         ) from error
     except Exception as error:
-        reason = _no_jax(error)
+        reason = _no_jax(error, SIMULATOR)
         if reason is None:
             raise
         raise TypeError(f"{reason} {NUMPY}") from error
@@ -47,7 +55,41 @@ def trace_simulator(simulator: Callable, theta: Any, names: list[str]) -> Any:
             "repeat the same ones in every run. Draw random numbers from the key, with jax.random. "
             f"{NUMPY}"
         )
+    _check_output(shape)
     return shape
+
+
+def _check_output(shape: Any):
+    """Refuse what a simulator may not return."""
+    parts = shape.values() if isinstance(shape, Mapping) else [shape]
+    for part in parts:
+        if not isinstance(part, jax.ShapeDtypeStruct):
+            got = "nothing" if shape is None else str(jax.tree.structure(shape))
+            raise TypeError(
+                f"The simulator must return an array or a dictionary of arrays, got {got}."
+            )
+        if not any(jax.dtypes.issubdtype(part.dtype, kind) for kind in REAL) or 0 in part.shape:
+            raise TypeError(
+                "The simulator must return arrays of at least one real number, got one of type "
+                f"{part.dtype} and shape {part.shape}."
+            )
+
+
+def trace_likelihood(log_likelihood: Callable, theta: Any, x: Any):
+    """Refuse a log-likelihood that is not a JAX function of theta and x with one number."""
+    try:
+        got = jax.eval_shape(log_likelihood, theta, x)
+    except Exception as error:
+        reason = _no_jax(error, LIKELIHOOD)
+        if reason is None:
+            raise
+        raise TypeError(f"{reason} {SCIPY}") from error
+    if getattr(got, "shape", None) != ():
+        raise ValueError(
+            "log_likelihood(theta, x) must return one number, got "
+            f"{getattr(got, 'shape', type(got).__name__)}. For a function of one row, "
+            "pass cs.PerRow(function)."
+        )
 
 
 UNKNOWN_VALUE = (
@@ -59,30 +101,32 @@ UNKNOWN_VALUE = (
 """What JAX raises where Python or NumPy needs the value of an array that is being traced."""
 
 
-def _no_jax(error: BaseException) -> str | None:
+def _no_jax(error: BaseException, function: tuple[str, str]) -> str | None:
     """Why an error shows that a function is not written for JAX; None where it does not."""
+    call, returns = function
+    name = call.partition("(")[0]
     chain, link = [error], error.__cause__ or error.__context__
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
     if any(isinstance(link, UNKNOWN_VALUE) for link in chain):
         return (
-            "The simulator must be a pure JAX function whose output has one fixed shape. It needed "
-            "the value of a parameter while being compiled: use jax.numpy and jax.random, and no "
-            "shape or branch that depends on theta."
+            f"The {name} must be a pure JAX function whose output has one fixed shape. It needed "
+            "the value of an argument while being compiled: use jax.numpy and jax.random, and no "
+            "shape or branch that depends on theta or on random numbers."
         )
     if any("is not a valid JAX array type" in str(link) for link in chain):
         return (
-            "The simulator uses an array of a type that JAX does not have, such as one in another "
+            f"The {name} uses an array of a type that JAX does not have, such as one in another "
             "byte order: array.astype(array.dtype.newbyteorder('=')) converts that."
         )
-    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    if "not a valid JAX type" in said:
-        return f"The simulator must return an array or a dictionary of arrays: {said}."
-    if any(word in said for word in ("Tracer", "string indexing")):
+    text = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if "not a valid JAX type" in text or "Comparator raised" in text:
+        return f"The {name} must return {returns}: {text}."
+    if isinstance(error, TypeError | AttributeError | KeyError | IndexError):
         return (
-            "The simulator is called as simulator(key, theta) with a JAX random key, and must be a "
-            f"pure JAX function; it failed with: {said}."
+            f"The {name} is called as {call} and must be a pure JAX function; it failed with "
+            f"{type(error).__name__}: {text}."
         )
     return None
 

@@ -88,7 +88,7 @@ def _compare(runs: Store, number: int, again: Again):
         return
     what = "gives other data now"
     if isinstance(made, Failure):
-        what = f"fails now, {made.reason}: {made.message}"
+        what = f"fails now, {made.reason}: {made.message.rstrip('.')}"
     raise StoreError(
         f"The simulator has changed since {runs} was made: run {number} {what}. Pass another "
         "store for the new simulator, or bring back the old one to go on with these runs; if "

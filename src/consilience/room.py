@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+from consilience.arrays import computed_in
 from consilience.files import StoreError
 
 MOST = 2**32 - 2**16
@@ -23,6 +24,16 @@ def check_memory(n: int, size: int, advice: str):
         raise ValueError(
             f"{n} runs take at least {in_bytes(need)} of memory, and this machine has "
             f"{in_bytes(room)}: {advice}."
+        )
+
+
+def check_draws(n: int, size: int):
+    """Refuse `n` draws of `size` numbers each that are more than this machine's memory."""
+    need, room = n * size * computed_in().itemsize, physical_memory()
+    if need > room:
+        raise ValueError(
+            f"{n} draws take at least {in_bytes(need)} of memory, and this machine has "
+            f"{in_bytes(room)}: draw fewer at a time."
         )
 
 

@@ -100,6 +100,11 @@ def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -
 
     `summary`: an instance of the summary network, where it was a module of the user's own.
     """
+    if not isinstance(path, str | Path) or not isinstance(model, Model):
+        raise TypeError(
+            "cs.load takes a path and then the cs.Model that was fitted, got "
+            f"{type(path).__name__} and {type(model).__name__}."
+        )
     path = Path(path)
     meta, tensors = _read(path)
     with _told(path):
@@ -214,8 +219,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         meta = json.loads(held.get(META, "{}"))
         if not isinstance(meta, dict) or meta.get("what") != MARK:
             raise LoadError(f"{path} is a safetensors file, but not a saved fit.")
-        # Files of version 0.1.0 have no checksum of the description.
-        if DIGEST in held and held[DIGEST] != _digest(held[META], tensors):
+        # Files of version 0.1.0 have neither a fingerprint nor a checksum of the description.
+        if (DIGEST in held or "fingerprint" in meta.get("model", {})) and held.get(
+            DIGEST
+        ) != _digest(held[META], tensors):
             raise LoadError(f"{path} is damaged: its description does not match its checksum.")
         if meta["format"] != FORMAT:
             raise LoadError(
