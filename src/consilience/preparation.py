@@ -25,7 +25,6 @@ from consilience.spaces import ParameterSpace, to_vectors
 from consilience.types import Data
 from consilience.validity import Attempts, Validity, learn_validity
 
-
 HIDDEN = ", which differs in numbers that these lines leave out"
 
 
