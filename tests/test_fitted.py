@@ -193,7 +193,7 @@ def test_a_density_on_an_interval_and_a_simplex_integrates_to_one_and_draws_stay
 
 
 def test_more_draws_than_memory_holds_are_refused(named_fit, named_sims):
-    with pytest.raises(ValueError, match=r"1000000000000 draws take at least 8 TB of memory"):
+    with pytest.raises(MemoryError, match=r"1000000000000 draws take at least 8 TB of memory"):
         named_fit.sample(named_sims.x[0], 10**12, key=KEY)
 
 

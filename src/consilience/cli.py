@@ -55,7 +55,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _no_memory(error: Exception, options: argparse.Namespace) -> int:
-    said = (str(error).strip() or "no more could be had").splitlines()[0]
+    said = (str(error).strip() or "no more could be had").splitlines()[0].rstrip(".")
     print(f"consilience: out of memory ({said}). {options.smaller}", file=sys.stderr)
     return NO_MEMORY
 

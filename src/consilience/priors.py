@@ -192,6 +192,7 @@ def as_prior(prior: Any) -> Prior:
 
 def _check_draws(part: dist.Distribution, name: str):
     """Refuse a distribution of which no draw is finite and in its support."""
+    transform_to(part.support, name)
     value = part.sample(jax.random.key(0), (DRAWS,))
     good = jnp.isfinite(value).reshape(DRAWS, -1).all(axis=1) & part.support(value)
     if not isinstance(good, jax.core.Tracer) and not good.any():

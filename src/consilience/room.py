@@ -31,7 +31,7 @@ def check_draws(n: int, size: int):
     """Refuse `n` draws of `size` numbers each that are more than this machine's memory."""
     need, room = n * size * computed_in().itemsize, physical_memory()
     if need > room:
-        raise ValueError(
+        raise MemoryError(
             f"{n} draws take at least {in_bytes(need)} of memory, and this machine has "
             f"{in_bytes(room)}: draw fewer at a time."
         )
