@@ -24,8 +24,9 @@ import numpyro.distributions as dist
 from streaming import streaming
 
 import consilience as cs
-from consilience import campaigns, store, workers
-from consilience.runs import stream
+from consilience.model.run import stream
+from consilience.simulation import campaign as campaigns
+from consilience.simulation import store, workers
 
 REPORT = Path(__file__).parent.parent / "docs" / "results" / "campaigns.md"
 KEY = jax.random.key(5)

@@ -13,9 +13,9 @@ import numpyro
 import numpyro.distributions as dist
 
 import consilience as cs
-from consilience.calibration import ecdf_bands
+from consilience.diagnostics.calibration import ecdf_bands
+from consilience.diagnostics.check import AS_IS
 from consilience.metrics import mmd
-from consilience.trust import AS_IS
 
 REPORT = Path(__file__).parent.parent / "docs" / "results" / "diagnostics.md"
 ROWS = 10

@@ -29,8 +29,8 @@ import numpyro.distributions as dist
 from safetensors.numpy import load_file
 
 import consilience as cs
-from consilience import storage
-from consilience.store import Store
+from consilience.posterior import storage
+from consilience.simulation.store import Store
 
 SECONDS, MEMORY = 20, 2**30
 """What a case may take: seconds, and bytes beyond those of the process before it."""

@@ -21,8 +21,8 @@ import numpyro.distributions as dist
 from limit import step_limit
 
 import consilience as cs
-from consilience import training
 from consilience.tasks import gmm, sir, two_moons
+from consilience.training import train as training
 
 training.SHORT = 0  # Times of a step are those of a long fit, however short the measurement.
 QUIET = {"progress": False}

@@ -11,7 +11,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from consilience.compiling import CPU_OPTIONS
+from consilience.core.compiling import CPU_OPTIONS
 
 CHAIN = 200
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 import consilience as cs
-from consilience.panels import BLUE, GREY, INK, ORANGE, panels
+from consilience.core.panels import BLUE, GREY, INK, ORANGE, panels
 from consilience.plots import identity, side_by_side
 from consilience.tasks import gmm
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 import consilience as cs
-from consilience.panels import INK, STYLES, legend, panels
+from consilience.core.panels import INK, STYLES, legend, panels
 from consilience.tasks.ode import solve
 
 QUICK = "--quick" in sys.argv

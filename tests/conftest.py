@@ -18,7 +18,7 @@ import numpyro.distributions as dist  # noqa: E402
 import pytest  # noqa: E402
 
 import consilience as cs  # noqa: E402
-from consilience import compiling  # noqa: E402
+from consilience.core import compiling  # noqa: E402
 
 ROWS = 10
 

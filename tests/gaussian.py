@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 from scipy import stats
 
 import consilience as cs
-from consilience.approximators import Networks
-from consilience.data import data_space
-from consilience.flows import MAX_LOG_SCALE
-from consilience.spaces import parameter_space
-from consilience.training import assemble
+from consilience.identity.learned import Networks
+from consilience.model.data import data_space
+from consilience.model.spaces import parameter_space
+from consilience.networks.flow import MAX_LOG_SCALE
+from consilience.posterior.fit import assemble
 from tests.conftest import ROWS, TINY
 
 DIM = 2

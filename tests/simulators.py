@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from consilience.runs import Outcome, run_chunk
+from consilience.model.run import Outcome, run_chunk
 
 
 def noisy(rng, mu, sigma):

@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 
 import consilience as cs
-from consilience.arrays import as_count, as_numbers
-from consilience.inputs import InputError, read_data
+from consilience.cli.inputs import InputError, read_data
+from consilience.core.arrays import as_count, as_numbers
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.calibration import DENSITY, ecdf_bands, rank_table
+from consilience.diagnostics.calibration import DENSITY, ecdf_bands, rank_table
 from consilience.metrics import c2st
 from tests.conftest import conjugate_model
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit

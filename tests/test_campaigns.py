@@ -19,9 +19,9 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience.priors import as_prior
-from consilience.runs import Task
-from consilience.workers import StartError, Workers, importable
+from consilience.model.priors import as_prior
+from consilience.model.run import Task
+from consilience.simulation.workers import StartError, Workers, importable
 from tests import simulators
 from tests.conftest import quick
 from tests.families import NAME, assert_none_left, family
@@ -449,7 +449,7 @@ def test_workers_import_a_script_only_for_its_own_functions(monkeypatch, tmp_pat
 
 
 def test_workers_that_cannot_start_say_why(monkeypatch):
-    monkeypatch.setattr("consilience.workers._serve", simulators.hangs)
+    monkeypatch.setattr("consilience.simulation.workers._serve", simulators.hangs)
     with pytest.raises(StartError, match="if __name__ == '__main__'"):
         simulate(simulators.noisy, executor=None)
 
@@ -478,7 +478,8 @@ SCRIPT = """
 import os, sys, time
 import jax, numpy as np, numpyro.distributions as dist
 import consilience as cs
-from consilience import campaigns, workers
+from consilience.simulation import campaign as campaigns
+from consilience.simulation import workers
 
 def campaign(store, log):
     def noisy(rng, mu, sigma):

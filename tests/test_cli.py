@@ -16,10 +16,13 @@ import pytest
 import xarray as xr
 
 import consilience as cs
-from consilience import cli, experiments, simulations, training, trust
-from consilience.data import Layout, Vector
-from consilience.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
-from consilience.shell import CODES, NO_MEMORY
+from consilience.cli.commands import CODES, NO_MEMORY
+from consilience.cli.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
+from consilience.cli.main import main as cli
+from consilience.diagnostics import check
+from consilience.experiments import registry
+from consilience.model.data import Layout, Vector
+from consilience.simulation import simulations
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -122,7 +125,7 @@ def test_the_help_of_a_command_has_an_example_and_its_exit_codes(command, capsys
 
 
 def test_the_experiments_are_those_of_the_paper():
-    assert set(cli.EXPERIMENTS) == set(experiments.EXPERIMENTS)
+    assert set(cli.EXPERIMENTS) == set(registry.EXPERIMENTS)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +338,7 @@ def test_a_fit_of_an_unfinished_store_says_so(tmp_path, capsys, monkeypatch):
         trained.append(len(sims))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("consilience.training.fit", stop)
+    monkeypatch.setattr("consilience.training.train.fit", stop)
     assert run("fit", f"{HERE}:MODEL", path, "--out", tmp_path / "fit") == 130
     shown = capsys.readouterr().err
     assert f"2 of the 12 runs in {path} are missing." in shown
@@ -348,7 +351,7 @@ def test_an_interrupted_fit_is_kept(store, saved, fitted, tmp_path, monkeypatch)
         history = cs.History({}, {}, "interrupted", 0.0, 0)
         save = staticmethod(lambda path: path.write_bytes(saved.read_bytes()))
 
-    monkeypatch.setattr("consilience.training.fit", lambda *_, **__: Interrupted())
+    monkeypatch.setattr("consilience.training.train.fit", lambda *_, **__: Interrupted())
     assert run("fit", f"{HERE}:MODEL", store, "--out", tmp_path / "fit") == 130
     assert cs.load(tmp_path / "fit", MODEL).history.seconds == fitted.history.seconds
 
@@ -373,7 +376,7 @@ def test_training_that_fails_is_told_in_a_line(store, tmp_path, capsys, monkeypa
     def fail(*_, **__):
         raise cs.TrainingError("The loss was not finite.")
 
-    monkeypatch.setattr("consilience.training.fit", fail)
+    monkeypatch.setattr("consilience.training.train.fit", fail)
     words = ("fit", f"{HERE}:MODEL", store, "--out", tmp_path / "fit")
     assert refused(capsys, *words) == "consilience: The loss was not finite.\n"
 
@@ -534,16 +537,16 @@ def test_a_check_ends_with_the_code_of_its_verdict(store, saved, x, tmp_path, ca
         table = xr.Dataset(
             {name: ("observation", list(verdicts)) for name in ("verdict", "reason")}
         )
-        return trust.Check(table)
+        return check.Check(table)
 
-    monkeypatch.setattr(trust, "check", judged)
+    monkeypatch.setattr(check, "check", judged)
     np.save(tmp_path / "x.npy", x)
     words = ("check", saved, tmp_path / "x.npy", "--model", f"{HERE}:MODEL")
     cases = {
-        (trust.AS_IS, trust.AS_IS): 0,
-        (trust.CORRECTED, trust.AS_IS): 3,
-        (trust.CORRECTED, trust.MCMC): 4,
-        (trust.MODEL, trust.MCMC): 5,
+        (check.AS_IS, check.AS_IS): 0,
+        (check.CORRECTED, check.AS_IS): 3,
+        (check.CORRECTED, check.MCMC): 4,
+        (check.MODEL, check.MCMC): 5,
     }
     found = iter(cases)
     for code in cases.values():
@@ -566,8 +569,8 @@ def closed_pipe(monkeypatch):
 def test_a_check_into_head_ends_with_the_code_of_its_verdict(
     saved, x, tmp_path, capsys, monkeypatch, closed_pipe
 ):
-    table = xr.Dataset({name: ("observation", [trust.MCMC] * 2) for name in ("verdict", "reason")})
-    monkeypatch.setattr(trust, "check", lambda *args, **settings: trust.Check(table))
+    table = xr.Dataset({name: ("observation", [check.MCMC] * 2) for name in ("verdict", "reason")})
+    monkeypatch.setattr(check, "check", lambda *args, **settings: check.Check(table))
     np.save(tmp_path / "x.npy", x)
     words = ("check", saved, tmp_path / "x.npy", "--model", f"{HERE}:MODEL", "--predictive", 0)
     assert run(*words) == 4
@@ -625,13 +628,13 @@ def test_a_check_is_that_of_the_library(store, saved, fitted, x, tmp_path, capsy
     words = (*words, "--held-out", store, "--predictive", 0)
     sims = cs.Simulations.open(store)
     same = fitted.check(odd, key=jax.random.key(2), simulations=sims, predictive=0)
-    assert same.verdict[1] == trust.MCMC
+    assert same.verdict[1] == check.MCMC
     assert run(*words, "--out", tmp_path / "report.nc") == 4
     assert "Check of 2 observations" in capsys.readouterr().out
     xr.testing.assert_equal(xr.load_dataset(tmp_path / "report.nc"), same.table)
     assert run(*words, "--out", tmp_path / "report.txt") == 4
     lines = (tmp_path / "report.txt").read_text().splitlines()
-    assert lines[-1] == f"1: {trust.MCMC}. {same.table['reason'].values[1]}"
+    assert lines[-1] == f"1: {check.MCMC}. {same.table['reason'].values[1]}"
 
 
 # Reports.
@@ -707,7 +710,7 @@ model = cs.Model({"mu": dist.Normal(0, 1)}, cs.external(noisy))
 
 def started(folder, *words) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "consilience.cli", *map(str, words)],
+        [sys.executable, "-m", "consilience.cli.main", *map(str, words)],
         cwd=folder,
         env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from consilience import compiling
+from consilience.core import compiling
 from tests.conftest import LONG_OPTIONS
 
 PROGRAM = """
@@ -15,7 +15,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import consilience as cs
-from consilience.compiling import compiled
+from consilience.core.compiling import compiled
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))

@@ -9,15 +9,15 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.approximators import Likelihood, Posterior
-from consilience.augmentation import Spread
-from consilience.consistency import Spots, consistency, know, propose
-from consilience.criteria import CENTRE_STEPS
-from consilience.data import data_space
-from consilience.defaults import default_plan
-from consilience.evidence import Joint, make_joint
-from consilience.losses import Batch, Example, Objective
-from consilience.preparation import data_spread, to_examples
+from consilience.identity.augmentation import Spread
+from consilience.identity.consistency import Spots, consistency, know, propose
+from consilience.identity.criteria import CENTRE_STEPS
+from consilience.identity.evidence import Joint, make_joint
+from consilience.identity.learned import Likelihood, Posterior
+from consilience.identity.objective import Batch, Example, Objective
+from consilience.model.data import data_space
+from consilience.training.defaults import default_plan
+from consilience.training.prepare import data_spread, to_examples
 from tests.conftest import ROWS, TINY, conjugate_model, quick
 from tests.gaussian import DIM, Sum, gaussian_fit
 

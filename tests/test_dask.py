@@ -20,7 +20,7 @@ from distributed.cfexecutor import ClientExecutor
 from distributed.utils import get_mp_context
 
 import consilience as cs
-from consilience.priors import as_prior
+from consilience.model.priors import as_prior
 from tests import simulators
 
 KEY = jax.random.key(5)
@@ -40,7 +40,7 @@ def cluster():
     with dask.config.set(options):
         get_mp_context()
         # Workers are started often here: imports are made once for all of them.
-        preload = ["distributed", "consilience.runs"]
+        preload = ["distributed", "consilience.model.run"]
         multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
         with LocalCluster(
             n_workers=2,

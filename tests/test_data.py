@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import consilience as cs
-from consilience.data import data_space, root, root_slope, unroot
+from consilience.model.data import data_space, root, root_slope, unroot
 
 RNG = np.random.default_rng(0)
 

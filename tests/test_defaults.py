@@ -5,7 +5,7 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience.defaults import default_plan
+from consilience.training.defaults import default_plan
 
 ROWS = cs.PerRow(lambda theta, row: dist.Normal(theta, 1.0).log_prob(row).sum())
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from consilience.blocks import blocks
-from consilience.devices import make_mesh
+from consilience.core.devices import make_mesh
+from consilience.posterior.blocks import blocks
 from tests.conftest import quick
 
 PROGRAM = """

@@ -94,7 +94,7 @@ def cluster_modules(monkeypatch):
     }
     with dask.config.set(options):
         get_mp_context()
-        context.set_forkserver_preload(["distributed", "consilience.runs"])
+        context.set_forkserver_preload(["distributed", "consilience.model.run"])
         yield
 
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.consistency import Spots, consistency, know, propose
-from consilience.evidence import Terms, estimate_all, resample
+from consilience.identity.consistency import Spots, consistency, know, propose
+from consilience.identity.evidence import Terms, estimate_all, resample
 from tests.conftest import TINY, conjugate_model
 from tests.gaussian import (
     DIM,
@@ -329,7 +329,7 @@ def test_a_single_draw_with_half_of_the_weight_keeps_its_alarm():
 @pytest.mark.parametrize("a", [0.88, 0.9, 0.95, 0.99])
 def test_even_weights_between_gaussians_have_no_heavy_tail(a):
     """Of normals with precisions 1 and a < 1, k is 1 - a, and the share of draws is known."""
-    from consilience.evidence import EVEN
+    from consilience.identity.evidence import EVEN
 
     share = np.sqrt(2 * a - 1) / a
     assert (share > EVEN) == (1 - a < 0.123)

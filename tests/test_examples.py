@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from consilience.defaults import default_plan
 from consilience.metrics import moment_errors
 from consilience.tasks import gmm, hes1
+from consilience.training.defaults import default_plan
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def small_networks(monkeypatch):
             said["likelihood"] = said["likelihood"] or SMALL
         return default_plan(model, *shapes, **said)
 
-    monkeypatch.setattr("consilience.training.default_plan", plan)
+    monkeypatch.setattr("consilience.training.train.default_plan", plan)
 
 
 @pytest.fixture

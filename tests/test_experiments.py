@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from consilience import cli
-from consilience.experiments import EXPERIMENTS
+from consilience.cli.main import main as cli
 from consilience.experiments.cells import (
     Block,
     Cell,
@@ -19,6 +18,7 @@ from consilience.experiments.cells import (
     run_cells,
 )
 from consilience.experiments.experiment import Experiment, Published, Table
+from consilience.experiments.registry import EXPERIMENTS
 from consilience.experiments.report import collect, report, standard_error, to_markdown
 
 BLOCKS = (Block("NPE", (64, 128)), Block("SC-NPE", (64, 128), (10, 20), ("paper",)))

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.preparation import check_likelihood
-from consilience.priors import as_prior
-from consilience.runs import Spec, Task, run_one, stream
-from consilience.simulating import find_layout
+from consilience.model.priors import as_prior
+from consilience.model.run import Spec, Task, run_one, stream
+from consilience.simulation.simulate import find_layout
+from consilience.training.prepare import check_likelihood
 from tests import simulators
 from tests.conftest import TINY, quick
 

@@ -16,8 +16,8 @@ import scipy.sparse
 from numpyro.distributions import constraints, transforms
 
 import consilience as cs
-from consilience.fingerprints import agree, describe, describe_briefly, fingerprint
-from consilience.priors import as_prior
+from consilience.model.fingerprint import agree, describe, describe_briefly, fingerprint
+from consilience.model.priors import as_prior
 
 
 def differ(a, b) -> bool:

@@ -9,7 +9,8 @@ import xarray as xr
 from scipy import integrate
 
 import consilience as cs
-from consilience import blocks, fitted
+from consilience.posterior import blocks
+from consilience.posterior import fit as fitted
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -13,9 +13,9 @@ import pytest
 from jax.test_util import check_grads
 from scipy import stats
 
-from consilience.bases import base_log_prob, base_sample
-from consilience.flows import Affine, Coupling, Flow, Spline
-from consilience.steps import _condition
+from consilience.networks.base import base_log_prob, base_sample
+from consilience.networks.coupling import _condition
+from consilience.networks.flow import Affine, Coupling, Flow, Spline
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

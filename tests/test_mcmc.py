@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience.mcmc import Chains, warn_of_chains
+from consilience.posterior.mcmc import Chains, warn_of_chains
 from tests.conftest import ROWS, conjugate_model, quick
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
 

@@ -14,7 +14,7 @@ import pytest
 
 import consilience as cs
 from consilience import metrics, plots
-from consilience.cli import _parser
+from consilience.cli.main import _parser
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -108,9 +108,9 @@ def test_the_page_on_trust(folder):
 
 
 def test_the_choices_that_a_page_names_are_those_of_the_library():
-    from consilience.data import Vector, make_layout
-    from consilience.defaults import default_plan
+    from consilience.model.data import Vector, make_layout
     from consilience.tasks import gmm, two_moons
+    from consilience.training.defaults import default_plan
 
     sets, vectors = gmm.model(), two_moons.model(likelihood=False)
     vector = make_layout({"data": (2,)}, Vector(), True)

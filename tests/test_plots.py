@@ -14,8 +14,8 @@ from matplotlib.text import Text
 from scipy import stats
 
 from consilience import plots
-from consilience.fitted import History
 from consilience.plots import BLUE, ORANGE
+from consilience.posterior.history import History
 
 LONG = "log_transition_rate_between_hidden_states"
 

@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 import consilience as cs
-from consilience.priors import as_prior
+from consilience.model.priors import as_prior
 
 NORMAL = dist.Normal(0.0, 1.0)
 

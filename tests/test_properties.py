@@ -25,11 +25,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import consilience as cs
-from consilience import cli, plots
-from consilience.files import StoreError
-from consilience.inputs import write_netcdf
-from consilience.results import draws_to_dataset
-from consilience.training import TrainingError
+from consilience import plots
+from consilience.cli.inputs import write_netcdf
+from consilience.cli.main import main as cli
+from consilience.posterior.datasets import draws_to_dataset
+from consilience.simulation.lock import StoreError
+from consilience.training.train import TrainingError
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")

@@ -13,9 +13,11 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience import observations, page, reports
-from consilience.origins import Origin, key_name, versions
-from consilience.sections import make_page
+from consilience.core.provenance import Origin, key_name, versions
+from consilience.report import observation as observations
+from consilience.report import page
+from consilience.report import report as reports
+from consilience.report.sections import make_page
 from tests.conftest import ROWS
 from tests.gaussian import exact_log_evidence, exact_mean, exact_sd, gaussian_fit
 

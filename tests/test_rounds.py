@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.files import Lock
-from consilience.losses import Example, Objective
+from consilience.identity.objective import Example, Objective
+from consilience.simulation.lock import Lock
 from tests import simulators
 from tests.conftest import SMALL, TINY
 
@@ -262,7 +262,7 @@ def test_a_folder_takes_one_writer_at_a_time(copied):
 
 def test_a_simulator_outside_jax_is_told_by_its_source(tmp_path, monkeypatch):
     in_threads = functools.partial(cs.simulate, executor=ThreadPoolExecutor(2))
-    monkeypatch.setattr("consilience.rounds.simulate", in_threads)
+    monkeypatch.setattr("consilience.training.rounds.simulate", in_threads)
     models = [cs.Model(dist.Normal(0.0, 1.0), cs.external(f)) for f in (_calm, _wild)]
     done = small_run(models[0], tmp_path)
     with pytest.raises(cs.StoreError, match="The simulator's body has changed"):
@@ -289,7 +289,7 @@ def _flaky(rng, theta):
 def test_failed_runs_stay_failed_when_rounds_are_read_again(tmp_path, monkeypatch):
     """Failed boolean runs have no NaN: nothing but a record of them tells that they failed."""
     in_threads = functools.partial(cs.simulate, executor=ThreadPoolExecutor(2))
-    monkeypatch.setattr("consilience.rounds.simulate", in_threads)
+    monkeypatch.setattr("consilience.training.rounds.simulate", in_threads)
     model = cs.Model(dist.Normal(0.0, 1.0), cs.external(_flaky))
     first = small_run(model, tmp_path)[0].simulations
     again = small_run(model, tmp_path)[0].simulations

@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience import cli, saving
+from consilience.cli import saving
+from consilience.cli.main import main as cli
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -59,7 +60,7 @@ def train(monkeypatch, fitted, meanwhile=lambda: None):
         meanwhile()
         return fitted
 
-    monkeypatch.setattr("consilience.training.fit", fit)
+    monkeypatch.setattr("consilience.training.train.fit", fit)
 
 
 def test_a_disk_without_room_is_seen_before_training(

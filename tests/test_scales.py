@@ -12,8 +12,8 @@ from numpyro.distributions.transforms import AffineTransform, ExpTransform, Sigm
 from scipy import stats
 
 import consilience as cs
-from consilience.priors import Prior, as_prior
-from consilience.spaces import ParameterSpace, free_range
+from consilience.model.priors import Prior, as_prior
+from consilience.model.spaces import ParameterSpace, free_range
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -9,8 +9,8 @@ import pytest
 from numpyro.distributions import constraints
 
 import consilience as cs
-from consilience.priors import as_prior
-from consilience.spaces import ParameterSpace, parameter_space, to_vectors
+from consilience.model.priors import as_prior
+from consilience.model.spaces import ParameterSpace, parameter_space, to_vectors
 
 PRIORS = {
     "real": dist.Normal(1.0, 2.0),

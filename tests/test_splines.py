@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from consilience.splines import MAX_LOG_FACTOR, MIN_SHARE, n_raw, spline
+from consilience.networks.spline import MAX_LOG_FACTOR, MIN_SHARE, n_raw, spline
 
 BOUND = 3.0
 N = 2000

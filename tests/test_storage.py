@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import consilience as cs
-from consilience import storage
+from consilience.posterior import storage
 from tests.conftest import Moments, quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

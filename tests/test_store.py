@@ -18,9 +18,10 @@ import pytest
 import xarray
 
 import consilience as cs
-from consilience import files, store
-from consilience.priors import as_prior
-from consilience.simulations import Unread
+from consilience.core import files
+from consilience.model.priors import as_prior
+from consilience.simulation import store
+from consilience.simulation.simulations import Unread
 
 KEY = jax.random.key(5)
 PRIOR = as_prior({"mu": dist.Normal(0.0, 1.0), "sigma": dist.Uniform(0.0, 2.0)})

@@ -14,9 +14,11 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience import cli, store, store_arrays
-from consilience.priors import as_prior, describe_briefly
-from consilience.runs import Task, run_one
+from consilience.cli.main import main as cli
+from consilience.model.priors import as_prior, describe_briefly
+from consilience.model.run import Task, run_one
+from consilience.simulation import arrays as store_arrays
+from consilience.simulation import store
 from tests.conftest import quick
 from tests.test_campaigns import Here
 
@@ -188,7 +190,7 @@ def test_runs_that_do_not_fit_on_the_disk_are_refused(path, monkeypatch):
 
 
 def test_a_first_run_that_is_too_large_for_all_to_fit_is_refused(path, monkeypatch):
-    monkeypatch.setattr("consilience.room.physical_memory", lambda: 10**6)
+    monkeypatch.setattr("consilience.simulation.limits.physical_memory", lambda: 10**6)
     with pytest.raises(ValueError, match=r"100 runs take at least 1.61 MB .* pass store="):
         run(lambda rng, mu: np.zeros(2000), n=100)
 

@@ -7,9 +7,9 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience import store as stores
-from consilience.spaces import parameter_space
-from consilience.streaming import Streamed, part_size
+from consilience.model.spaces import parameter_space
+from consilience.simulation import store as stores
+from consilience.training.batches import Streamed, part_size
 from tests.conftest import quick
 
 N, BATCH = 1000, 32

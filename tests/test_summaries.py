@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from consilience.data import Series, Set, Vector, make_layout
-from consilience.summaries import (
+from consilience.model.data import Series, Set, Vector, make_layout
+from consilience.networks.summary import (
     KERNEL,
     Convolutions,
     DeepSet,

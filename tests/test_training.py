@@ -11,8 +11,9 @@ import optax
 import pytest
 
 import consilience as cs
-from consilience import compiling, training
-from consilience.losses import Objective
+from consilience.core import compiling
+from consilience.identity.objective import Objective
+from consilience.training import train as training
 from tests.conftest import LONG_OPTIONS, quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

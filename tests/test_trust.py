@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience.trust import AS_IS, CORRECTED, MCMC, MODEL
+from consilience.diagnostics.check import AS_IS, CORRECTED, MCMC, MODEL
 from tests.conftest import ROWS, conjugate_model, quick
 from tests.gaussian import DIM, exact_mean, exact_sd, gaussian_fit
 

@@ -10,8 +10,8 @@ from scipy import stats
 
 import consilience as cs
 from consilience.metrics import c2st
-from consilience.simulations import join_attempts
-from consilience.validity import learn_validity
+from consilience.networks.validity import learn_validity
+from consilience.simulation.simulations import join_attempts
 from tests.conftest import quick
 
 NOISE = 0.5

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 import consilience as cs
-from consilience.guardian import Guardian
-from consilience.priors import as_prior
-from consilience.processes import marked
-from consilience.runs import Task
+from consilience.core.guardian import Guardian
+from consilience.core.processes import marked
+from consilience.model.priors import as_prior
+from consilience.model.run import Task
 from tests import simulators
 from tests.families import NAME, assert_end, assert_none_left, family, with_argument
 
@@ -99,7 +99,7 @@ def test_an_executor_that_mixes_up_its_answers_is_asked_again(plain):
 
 
 def test_a_worker_that_dies_before_each_run_is_not_started_without_end(monkeypatch):
-    monkeypatch.setattr("consilience.workers._serve", simulators.serves_nothing)
+    monkeypatch.setattr("consilience.simulation.workers._serve", simulators.serves_nothing)
     with pytest.raises(ValueError, match="3 processes in a row ended before they gave an outcome"):
         simulate(simulators.noisy, 1)
 
@@ -111,7 +111,7 @@ if __name__ == "__main__":
     from multiprocessing import get_context
     import jax, numpyro.distributions as dist
     import consilience as cs
-    from consilience.priors import as_prior
+    from consilience.model.priors import as_prior
     from tests import simulators
 
     def campaign(simulator, executor):

@@ -10,32 +10,34 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consilience.augmentation import Bootstrap, Jitter
-    from consilience.calibration import Calibration, calibrate
-    from consilience.comparison import compare
-    from consilience.compiling import keep_compiled
-    from consilience.consistency import SelfConsistency
-    from consilience.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
-    from consilience.data import Series, Set, Vector
-    from consilience.externals import command, external
-    from consilience.failures import Failures
-    from consilience.files import StoreError, StoreInUseError
-    from consilience.fitted import Fit, History, Recipe
-    from consilience.flows import Affine, Coupling, Spline
-    from consilience.host import OnHost
-    from consilience.model import Model, PerRow
-    from consilience.priors import ImplicitPrior
-    from consilience.proposals import CurrentPosterior, EpochCopy, FromPrior, Mixture
-    from consilience.results import to_arviz
-    from consilience.rounds import Atomic, Round, Truncated, sequential
-    from consilience.schedules import Constant, Cosine, Ramp, Smooth, Step
-    from consilience.scores import score
-    from consilience.simulating import simulate, simulate_at
-    from consilience.simulations import Simulations
-    from consilience.storage import LoadError, SaveError, load
-    from consilience.summaries import Convolutions, DeepSet, Dense, Identity, SetTransformer
-    from consilience.training import TrainingError, fit
-    from consilience.trust import Check
+    from consilience.core.compiling import keep_compiled
+    from consilience.diagnostics.calibration import Calibration, calibrate
+    from consilience.diagnostics.check import Check
+    from consilience.diagnostics.scores import score
+    from consilience.identity.augmentation import Bootstrap, Jitter
+    from consilience.identity.consistency import SelfConsistency
+    from consilience.identity.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
+    from consilience.identity.proposals import CurrentPosterior, EpochCopy, FromPrior, Mixture
+    from consilience.identity.schedules import Constant, Cosine, Ramp, Smooth, Step
+    from consilience.model.data import Series, Set, Vector
+    from consilience.model.external import command, external
+    from consilience.model.host import OnHost
+    from consilience.model.model import Model, PerRow
+    from consilience.model.priors import ImplicitPrior
+    from consilience.networks.flow import Affine, Coupling, Spline
+    from consilience.networks.recipe import Recipe
+    from consilience.networks.summary import Convolutions, DeepSet, Dense, Identity, SetTransformer
+    from consilience.posterior.comparison import compare
+    from consilience.posterior.datasets import to_arviz
+    from consilience.posterior.fit import Fit
+    from consilience.posterior.history import History
+    from consilience.posterior.storage import LoadError, SaveError, load
+    from consilience.simulation.failures import Failures
+    from consilience.simulation.lock import StoreError, StoreInUseError
+    from consilience.simulation.simulate import simulate, simulate_at
+    from consilience.simulation.simulations import Simulations
+    from consilience.training.rounds import Atomic, Round, Truncated, sequential
+    from consilience.training.train import TrainingError, fit
 
 __version__ = version("consilience")
 
@@ -102,32 +104,34 @@ __all__ = [
 
 _MODULES = {"metrics", "plots", "tasks"}
 _HOMES = {
-    "augmentation": "Bootstrap Jitter",
-    "calibration": "Calibration calibrate",
-    "comparison": "compare",
-    "compiling": "keep_compiled",
-    "consistency": "SelfConsistency",
-    "criteria": "Bounded RatioVariance RelativeConstraint Variance",
-    "data": "Series Set Vector",
-    "externals": "command external",
-    "failures": "Failures",
-    "files": "StoreError StoreInUseError",
-    "fitted": "Fit History Recipe",
-    "flows": "Affine Coupling Spline",
-    "host": "OnHost",
-    "model": "Model PerRow",
-    "priors": "ImplicitPrior",
-    "proposals": "CurrentPosterior EpochCopy FromPrior Mixture",
-    "results": "to_arviz",
-    "rounds": "Atomic Round Truncated sequential",
-    "schedules": "Constant Cosine Ramp Smooth Step",
-    "scores": "score",
-    "simulating": "simulate simulate_at",
-    "simulations": "Simulations",
-    "storage": "LoadError SaveError load",
-    "summaries": "Convolutions DeepSet Dense Identity SetTransformer",
-    "training": "TrainingError fit",
-    "trust": "Check",
+    "core.compiling": "keep_compiled",
+    "model.data": "Series Set Vector",
+    "model.external": "command external",
+    "model.host": "OnHost",
+    "model.model": "Model PerRow",
+    "model.priors": "ImplicitPrior",
+    "simulation.failures": "Failures",
+    "simulation.lock": "StoreError StoreInUseError",
+    "simulation.simulate": "simulate simulate_at",
+    "simulation.simulations": "Simulations",
+    "networks.flow": "Affine Coupling Spline",
+    "networks.recipe": "Recipe",
+    "networks.summary": "Convolutions DeepSet Dense Identity SetTransformer",
+    "identity.augmentation": "Bootstrap Jitter",
+    "identity.consistency": "SelfConsistency",
+    "identity.criteria": "Bounded RatioVariance RelativeConstraint Variance",
+    "identity.proposals": "CurrentPosterior EpochCopy FromPrior Mixture",
+    "identity.schedules": "Constant Cosine Ramp Smooth Step",
+    "posterior.comparison": "compare",
+    "posterior.datasets": "to_arviz",
+    "posterior.fit": "Fit",
+    "posterior.history": "History",
+    "posterior.storage": "LoadError SaveError load",
+    "training.rounds": "Atomic Round Truncated sequential",
+    "training.train": "TrainingError fit",
+    "diagnostics.calibration": "Calibration calibrate",
+    "diagnostics.check": "Check",
+    "diagnostics.scores": "score",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -18,8 +18,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from consilience.arrays import as_numbers
-from consilience.types import PRNGKey, Scalar
+from consilience.core.arrays import as_numbers
+from consilience.core.types import PRNGKey, Scalar
 
 BANDWIDTHS = (
     *(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0),

@@ -12,8 +12,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from consilience.fitted import History
-from consilience.panels import (
+from consilience.core.panels import (
     BLUE,
     GREY,
     INK,
@@ -33,7 +32,8 @@ from consilience.panels import (
     stacked,
     wrapped,
 )
-from consilience.types import Data, Theta
+from consilience.core.types import Data, Theta
+from consilience.posterior.history import History
 
 TERMS = ("posterior", "likelihood", "prior", "validation", "consistency", "unlabeled")
 COUNTS = ("skipped", "dropped")

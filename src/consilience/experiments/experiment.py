@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from consilience.calibration import calibrate
-from consilience.consistency import SelfConsistency
-from consilience.criteria import Bounded
+from consilience.core.types import Data, PRNGKey
+from consilience.diagnostics.calibration import calibrate
 from consilience.experiments.cells import (
     Block,
     Cell,
@@ -22,13 +21,14 @@ from consilience.experiments.cells import (
     run_cells,
     write_arrays,
 )
-from consilience.fitted import Fit
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.criteria import Bounded
+from consilience.identity.schedules import Constant, Schedule
 from consilience.metrics import mmd
-from consilience.model import Model
-from consilience.schedules import Constant, Schedule
-from consilience.simulating import simulate
-from consilience.simulations import Simulations
-from consilience.types import Data, PRNGKey
+from consilience.model.model import Model
+from consilience.posterior.fit import Fit
+from consilience.simulation.simulate import simulate
+from consilience.simulation.simulations import Simulations
 
 DRAWS, RANK_DRAWS, SHOWN = 1000, 199, 500
 TEST_KEY, EXACT_KEY = 10_000, 20_000

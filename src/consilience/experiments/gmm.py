@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.consistency import SelfConsistency
 from consilience.experiments.cells import Block, Cell, Found
 from consilience.experiments.experiment import (
     EXACT_KEY,
@@ -22,10 +21,11 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
-from consilience.rounds import sequential
-from consilience.schedules import Step
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Step
 from consilience.tasks import gmm
-from consilience.training import fit
+from consilience.training.rounds import sequential
+from consilience.training.train import fit
 
 CONSISTENT = dataclasses.replace(gmm.PAPER_POSTERIOR, dropout=0.0, l2=1e-5)
 """The paper's flow for self-consistency, which does not overfit the labels."""

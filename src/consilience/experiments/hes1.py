@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from consilience.consistency import SelfConsistency
 from consilience.experiments.cells import Block, Cell, Found, Row, read_arrays
 from consilience.experiments.experiment import (
     EXACT_KEY,
@@ -23,11 +22,12 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
-from consilience.flows import Coupling
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Step
+from consilience.networks.flow import Coupling
 from consilience.plots import predictive
-from consilience.schedules import Step
 from consilience.tasks import hes1
-from consilience.training import fit
+from consilience.training.train import fit
 
 FLOW = Coupling(layers=4, width=128, df=50.0, spectral=True)
 UNDEREXPRESSIVE = Coupling(layers=1, width=128, df=50.0, activation="identity", l2=0.0)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from consilience import plots
-from consilience.calibration import rank_table
+from consilience.core.panels import INK, STYLES, panels
+from consilience.diagnostics.calibration import rank_table
 from consilience.experiments.cells import FIELDS, Row, read_arrays, read_rows, write_table
 from consilience.experiments.experiment import RANK_DRAWS, Experiment, Table, read_name
-from consilience.panels import INK, STYLES, panels
 
 Values = dict[str, dict[int, list[float]]]
 LABEL_WIDTH = 34

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.consistency import SelfConsistency
 from consilience.experiments.cells import Block, Cell, Found
 from consilience.experiments.experiment import (
     EXACT_KEY,
@@ -20,10 +19,11 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
-from consilience.flows import Coupling
-from consilience.schedules import Step
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Step
+from consilience.networks.flow import Coupling
 from consilience.tasks import sir
-from consilience.training import fit
+from consilience.training.train import fit
 
 FLOW = Coupling(layers=5, width=128, df=30.0)
 EPOCHS, BATCH = 100, 32

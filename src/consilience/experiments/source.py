@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.consistency import SelfConsistency
 from consilience.experiments.cells import Block, Cell, Found
 from consilience.experiments.experiment import (
     EXACT_KEY,
@@ -19,11 +18,12 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
-from consilience.flows import Coupling
-from consilience.schedules import Step
-from consilience.summaries import SetTransformer
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Step
+from consilience.networks.flow import Coupling
+from consilience.networks.summary import SetTransformer
 from consilience.tasks import source
-from consilience.training import fit
+from consilience.training.train import fit
 
 FLOW = Coupling(layers=6, width=128, l2=1e-5)
 PLAIN = Coupling(layers=6, width=128)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from consilience.consistency import SelfConsistency
+from consilience.diagnostics.scores import score
 from consilience.experiments.cells import Block, Cell, Found
 from consilience.experiments.experiment import (
     EXACT_KEY,
@@ -20,11 +20,11 @@ from consilience.experiments.experiment import (
     test_set,
     training_set,
 )
-from consilience.flows import Coupling
-from consilience.schedules import Step
-from consilience.scores import score
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Step
+from consilience.networks.flow import Coupling
 from consilience.tasks import two_moons
-from consilience.training import fit
+from consilience.training.train import fit
 
 FLOW = Coupling(layers=6, width=128, df=50.0, l2=1e-4)
 EPOCHS, BATCH, RATE = 200, 32, 5e-4

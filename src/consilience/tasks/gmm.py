@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from consilience.consistency import SelfConsistency
-from consilience.criteria import Bounded
-from consilience.data import Set
-from consilience.flows import Coupling
-from consilience.model import Model, PerRow
-from consilience.schedules import Constant, Step
-from consilience.summaries import DeepSet
+from consilience.core.types import PRNGKey, Scalar
+from consilience.identity.consistency import SelfConsistency
+from consilience.identity.criteria import Bounded
+from consilience.identity.schedules import Constant, Step
+from consilience.model.data import Set
+from consilience.model.model import Model, PerRow
+from consilience.networks.flow import Coupling
+from consilience.networks.summary import DeepSet
 from consilience.tasks.grid import grid_sample
-from consilience.types import PRNGKey, Scalar
 
 ROWS = 10
 VARIANCE = 0.5

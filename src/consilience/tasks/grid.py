@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from consilience.types import PRNGKey, Scalar
+from consilience.core.types import PRNGKey, Scalar
 
 NEGLIGIBLE = 20.0
 """Cells this many nats below the highest hold no mass that a sample could show."""

@@ -18,10 +18,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from consilience.data import Series
-from consilience.model import Model
+from consilience.core.types import PRNGKey, Scalar, Theta
+from consilience.model.data import Series
+from consilience.model.model import Model
 from consilience.tasks.ode import solve
-from consilience.types import PRNGKey, Scalar, Theta
 
 DEGRADATION = 0.03
 START = (2.0, 5.0, 3.0)

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from consilience.data import Series
-from consilience.model import Model
+from consilience.core.types import PRNGKey, Scalar
+from consilience.model.data import Series
+from consilience.model.model import Model
 from consilience.tasks.grid import grid_sample
 from consilience.tasks.ode import solve
-from consilience.types import PRNGKey, Scalar
 
 DAYS, PEOPLE, ASKED = 160, 1e6, 1000
 LOC, SCALE = (math.log(0.4), math.log(1 / 8)), (0.5, 0.2)

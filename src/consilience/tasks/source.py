@@ -20,10 +20,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from consilience.data import Set
-from consilience.model import Model, PerRow
+from consilience.core.types import PRNGKey, Scalar
+from consilience.model.data import Set
+from consilience.model.model import Model, PerRow
 from consilience.tasks.grid import grid_sample
-from consilience.types import PRNGKey, Scalar
 
 BACKGROUND, STRENGTH, NEAREST, NOISE = 0.1, 1.0, 1e-4, 0.5
 POINTS, RADIUS = 30, 1.7

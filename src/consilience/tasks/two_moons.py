@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from consilience.data import Vector
-from consilience.model import Model
-from consilience.types import PRNGKey, Scalar
+from consilience.core.types import PRNGKey, Scalar
+from consilience.model.data import Vector
+from consilience.model.model import Model
 
 BOUND = 2.0
 RADIUS, NOISE, OFFSET = 0.1, 0.01, 0.25

@@ -1,0 +1,124 @@
+"""Schedules: training progress in [0, 1] to a factor.
+
+They see progress, not steps: another number of epochs compiles nothing anew.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from consilience.core.types import Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """The same factor throughout."""
+
+    value: float = 1.0
+
+    def __call__(self, progress: Scalar) -> Scalar:
+        return jnp.full_like(progress, self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """`before` until training has come to `at`, `after` from then on.
+
+    >>> [float(Step(0.5)(jnp.array(p))) for p in (0.0, 0.49, 0.5, 1.0)]
+    [0.0, 0.0, 1.0, 1.0]
+    """
+
+    at: float
+    before: float = 0.0
+    after: float = 1.0
+
+    def __call__(self, progress: Scalar) -> Scalar:
+        return jnp.where(progress < self.at, self.before, self.after)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramp:
+    """In a straight line from `before` at `start` to `after` at `stop`.
+
+    >>> [round(float(Ramp(0.2, 0.6)(jnp.array(p))), 3) for p in (0.0, 0.3, 1.0)]
+    [0.0, 0.25, 1.0]
+    """
+
+    start: float
+    stop: float
+    before: float = 0.0
+    after: float = 1.0
+
+    def __post_init__(self):
+        _check_order(self)
+
+    def __call__(self, progress: Scalar) -> Scalar:
+        return _along(self, _way(self, progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth:
+    """As `Ramp`, along half a cosine: no corner at either end.
+
+    >>> [round(float(Smooth(0.2, 0.6)(jnp.array(p))), 3) for p in (0.0, 0.3, 1.0)]
+    [0.0, 0.146, 1.0]
+    """
+
+    start: float
+    stop: float
+    before: float = 0.0
+    after: float = 1.0
+
+    def __post_init__(self):
+        _check_order(self)
+
+    def __call__(self, progress: Scalar) -> Scalar:
+        return _along(self, 0.5 * (1 - jnp.cos(jnp.pi * _way(self, progress))))
+
+
+def _way(schedule: Ramp | Smooth, progress: Scalar) -> Scalar:
+    """How far training has come from `start` to `stop`, from 0 to 1."""
+    return jnp.clip((progress - schedule.start) / (schedule.stop - schedule.start), 0.0, 1.0)
+
+
+def _along(schedule: Ramp | Smooth, way: Scalar) -> Scalar:
+    return schedule.before + (schedule.after - schedule.before) * way
+
+
+def _check_order(schedule: Ramp | Smooth):
+    if not schedule.start < schedule.stop:
+        raise ValueError(
+            f"{type(schedule).__name__} needs start < stop, got "
+            f"start={schedule.start} and stop={schedule.stop}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine:
+    """From `start` to `end` along half a cosine.
+
+    >>> [round(float(Cosine()(jnp.array(p))), 3) for p in (0.0, 0.5, 1.0)]
+    [1.0, 0.5, 0.0]
+    """
+
+    start: float = 1.0
+    end: float = 0.0
+
+    def __call__(self, progress: Scalar) -> Scalar:
+        return self.end + (self.start - self.end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+
+Schedule = Constant | Step | Ramp | Smooth | Cosine
+
+
+def check_weight(schedule: Schedule, what: str):
+    """Refuse a schedule that is negative or not finite anywhere in training."""
+    values = np.asarray(jax.vmap(schedule)(jnp.linspace(0.0, 1.0, 201)))
+    if not np.all(values >= 0) or not np.all(np.isfinite(values)):
+        worst = values[np.argmin(np.where(np.isnan(values), -np.inf, values))]
+        raise ValueError(
+            f"The weight of {what} must not be negative at any time of training, but "
+            f"{schedule} gives {worst:.3g}."
+        )

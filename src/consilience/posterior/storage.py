@@ -1,0 +1,277 @@
+"""Saving and loading a fit: safetensors for the numbers, JSON beside them for the rest.
+
+The file's metadata describe the networks, the model and the training, in words that a person
+can read; loading builds the networks from the description and never runs code from a file.
+Checksums cover the numbers and the description, and what is built has the file's shapes.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save as to_bytes
+
+from consilience.core.files import write
+from consilience.core.provenance import Origin
+from consilience.identity.learned import build_networks
+from consilience.model.model import Model
+from consilience.model.spaces import ParameterSpace
+from consilience.networks.validity import Validity
+from consilience.posterior.descriptions import (
+    CUSTOM,
+    Room,
+    check_fields,
+    decode,
+    empty_space,
+    encode,
+)
+from consilience.posterior.fit import Fit, assemble
+from consilience.posterior.history import History
+
+FORMAT = 1
+MARK = "consilience fit"
+META, DIGEST = "consilience", "sha256"
+"""The file's metadata: the description, and its checksum."""
+
+SPARE = 1000
+"""Numbers by which networks may exceed what a file holds while they are built."""
+
+
+class LoadError(ValueError):
+    """A file that is not a whole fit of this model by this version."""
+
+
+IN_MEMORY = "The fit is still in memory: fit.save(path) with another path keeps it."
+
+
+class SaveError(OSError):
+    """A fit that could not be written; `reason` says why. The fit itself is as it was."""
+
+    def __init__(self, path: Path, reason: str, then: str = IN_MEMORY):
+        self.reason = reason
+        super().__init__(f"{path} cannot be written: {reason}. {then}")
+
+
+def save(fit: Fit, path: str | Path) -> Path:
+    """Write a fit to one file."""
+    path = Path(path)
+    tensors = _tensors(_numbers(fit))
+    meta = {
+        "what": MARK,
+        "format": FORMAT,
+        "checksum": _checksum(tensors),
+        "model": {**_shapes(fit.model), "fingerprint": fit.model.prior.fingerprint},
+        "layout": encode(fit.posterior.data.layout),
+        "recipe": encode(fit.recipe),
+        "validity": _validity(fit) is not None,
+        "history": {
+            **dataclasses.asdict(fit.history),
+            "terms": {name: values.tolist() for name, values in fit.history.terms.items()},
+        },
+        "origin": None if fit.origin is None else dataclasses.asdict(fit.origin),
+    }
+    text = json.dumps(meta, indent=1, default=_plain)
+    content = to_bytes(tensors, metadata={META: text, DIGEST: _digest(text, tensors)})
+    try:
+        # All or nothing, under a name of its own: others may be saving to the same path.
+        write(path, content, part=f".{secrets.token_hex(4)}.part")
+    except (OSError, ValueError) as error:
+        raise SaveError(path, reason_of(error)) from error
+    return path
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says about a file, in words."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "its disk is full"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _plain(value: Any) -> Any:
+    """Settings may be numbers of NumPy, which JSON does not know."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else repr(value)
+
+
+def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -> Fit:
+    """Read a fit of `model` from a file that `Fit.save` wrote.
+
+    `summary`: an instance of the summary network, where it was a module of the user's own.
+    """
+    if not isinstance(path, str | Path) or not isinstance(model, Model):
+        raise TypeError(
+            "cs.load takes a path and then the cs.Model that was fitted, got "
+            f"{type(path).__name__} and {type(model).__name__}."
+        )
+    path = Path(path)
+    meta, tensors = _read(path)
+    with _told(path):
+        _check_model(meta["model"], model, path)
+        return _rebuild(meta, tensors, model, summary, path)
+
+
+def _rebuild(
+    meta: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    model: Model,
+    summary: eqx.Module | None,
+    path: Path,
+) -> Fit:
+    described = dict(meta["recipe"])
+    if described["summary"] == CUSTOM and summary is None:
+        raise LoadError(
+            f"{path} was made with a summary network of your own: pass an instance of it, "
+            "cs.load(path, model, summary=...)."
+        )
+    held = sum(array.size for array in tensors.values())
+    # Building draws some numbers that networks do not keep.
+    room = Room(4 * held + SPARE)
+    recipe = decode({**described, "summary": summary or described["summary"]}, held + SPARE)
+    space = empty_space(decode(meta["layout"]), room)
+    parameters = ParameterSpace(model.prior)
+    networks = build_networks(recipe, parameters, space, room)
+    validity = Validity(parameters.dim, room) if meta.get("validity") else None
+    networks, (loc, scale), space, validity = _fill(
+        (networks, (parameters.loc, parameters.scale), space, validity), tensors, path
+    )
+    return assemble(
+        model,
+        ParameterSpace(model.prior, loc, scale),
+        space,
+        networks,
+        recipe,
+        _history(meta["history"]),
+        validity,
+        _origin(meta.get("origin")),
+    )
+
+
+def _history(said: dict[str, Any]) -> History:
+    terms = {name: np.array(values, float) for name, values in said["terms"].items()}
+    check_fields(History, {**said, "terms": terms})
+    return History(**{**said, "terms": terms})
+
+
+def _origin(said: dict[str, Any] | None) -> Origin | None:
+    """None for a file of an earlier version, which does not say."""
+    if said is None:
+        return None
+    keys = {name: said[name] and tuple(said[name]) for name in ("key", "runs_key")}
+    check_fields(Origin, {**said, **keys})
+    return Origin(**{**said, **keys})
+
+
+def _numbers(fit: Fit):
+    parameters = fit.posterior.parameters
+    return fit.networks, (parameters.loc, parameters.scale), fit.posterior.data, _validity(fit)
+
+
+def _validity(fit: Fit) -> Validity | None:
+    return None if fit.likelihood is None else fit.likelihood.validity
+
+
+def _tensors(tree) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in leaves}
+
+
+def _fill(tree, tensors: dict[str, np.ndarray], path: Path):
+    """The tree with its arrays replaced by those of the file, all of them and no others."""
+    arrays, static = eqx.partition(tree, eqx.is_array)
+    expected = {
+        jax.tree_util.keystr(where): leaf
+        for where, leaf in jax.tree_util.tree_leaves_with_path(arrays)
+    }
+    odd = sorted(set(expected) ^ set(tensors))
+    odd = odd or [name for name, leaf in expected.items() if not _alike(leaf, tensors[name])]
+    if odd:
+        raise LoadError(f"{path} does not hold the weights that it describes: {odd[:3]} differ.")
+    leaves = [jax.numpy.asarray(tensors[name]) for name in expected]
+    return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), leaves), static)
+
+
+def _alike(first: Any, second: np.ndarray) -> bool:
+    # A fit of 64 bits can be loaded where there are 32, and the other way round.
+    return first.shape == second.shape and first.dtype.kind == second.dtype.kind
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Whatever goes wrong over what a file says, in words."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise LoadError(f"{path} is damaged, or not a saved fit: {said}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with _told(path):
+        with safe_open(path, framework="numpy") as file:
+            held = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        meta = json.loads(held.get(META, "{}"))
+        if not isinstance(meta, dict) or meta.get("what") != MARK:
+            raise LoadError(f"{path} is a safetensors file, but not a saved fit.")
+        # Files of version 0.1.0 have neither a fingerprint nor a checksum of the description.
+        if (DIGEST in held or "fingerprint" in meta.get("model", {})) and held.get(
+            DIGEST
+        ) != _digest(held[META], tensors):
+            raise LoadError(f"{path} is damaged: its description does not match its checksum.")
+        if meta["format"] != FORMAT:
+            raise LoadError(
+                f"{path} has the format {meta['format']}; this version reads format {FORMAT}. "
+                "Load it with the version that wrote it, or fit again."
+            )
+        if meta["checksum"] != _checksum(tensors):
+            raise LoadError(f"{path} is damaged: its numbers do not match their checksum.")
+    return meta, tensors
+
+
+def _digest(text: str, tensors: dict[str, np.ndarray]) -> str:
+    """The checksum of a description, with the names, types and shapes of all arrays."""
+    arrays = [(name, tensors[name].dtype.str, tensors[name].shape) for name in sorted(tensors)]
+    return hashlib.sha256(f"{text}\n{arrays}".encode()).hexdigest()
+
+
+def _checksum(tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].tobytes())
+    return digest.hexdigest()
+
+
+def _shapes(model: Model) -> dict[str, Any]:
+    """What must agree between the model that was fitted and the one a fit is loaded for."""
+    shapes = {name: list(shape) for name, shape in model.prior.shapes.items()}
+    x = None if model.layout is None else {n: list(s) for n, s in model.layout.shapes.items()}
+    return {"parameters": shapes, "prior": model.prior.texts, "x": x}
+
+
+def _check_model(saved: dict[str, Any], model: Model, path: Path):
+    given = _shapes(model)
+    differs = {name: None not in (saved[name], given[name]) for name in given}
+    differs = {name: both and saved[name] != given[name] for name, both in differs.items()}
+    differs["prior"] = model.prior.differs_from(saved["prior"], saved.get("fingerprint"))
+    for what, words in (("parameters", "parameters"), ("prior", "prior"), ("x", "data")):
+        if differs[what]:
+            hidden = saved[what] == given[what]
+            raise LoadError(
+                f"{path} is a fit of a different model. Its {words}: {saved[what]}; "
+                f"the {words} of the model given: {given[what]}."
+                + " They differ in numbers that these lines leave out."
+                * hidden
+            )

@@ -1,0 +1,349 @@
+"""The default executor of campaigns: a process for each core, watched run by run.
+
+A thread stands by each process. Where a run crashes the process or does not end in time, the
+thread records that failure, starts a new process and goes on with the rest of the chunk: a
+pool of the standard library would be broken by the one, and would wait for ever in the other.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.util
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from consilience.core import processes
+from consilience.core.guardian import guardian
+from consilience.core.types import Theta
+from consilience.model.command import Command
+from consilience.model.run import DIED, LATE, Failure, Outcome, Task, at, run_chunk, run_one
+
+GRACE = 1.0
+"""Seconds beyond the time limit after which a process that heeds no signal is killed."""
+
+FLUSH = 0.1
+"""Seconds after which a process hands over the outcomes that it has."""
+
+IDLE = 3
+"""Processes in a row that may die without an outcome before a run counts as failed."""
+
+UNBEGUN = f"{IDLE} processes in a row ended before they gave an outcome."
+
+READY = "ready"
+
+
+class StartError(RuntimeError):
+    """The processes of the default executor cannot start."""
+
+
+class Workers(Executor):
+    """Processes that run chunks of one task; `submit` takes what `run_chunk` takes.
+
+    Processes are started clean (`forkserver`) where they can import the simulator. One that
+    lives in a notebook, or inside another function, is inherited instead (`fork`).
+    """
+
+    def __init__(self, task: Task, processes: int | None = None):
+        self.task = task
+        self.size = processes or cores()
+        self._context: Any = multiprocessing.get_context(_method(task))
+        if self._context.get_start_method() == "forkserver":
+            # One import for all processes. It starts no thread of JAX, so forks are safe.
+            self._context.set_forkserver_preload(["consilience.model.run"])
+        self._threads = ThreadPoolExecutor(self.size)
+        self._mine = threading.local()
+        self._all: set[_Worker] = set()
+        self._guard = threading.Lock()
+        self._stopped = False
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future:
+        """The outcomes of a chunk: `submit(run_chunk, task, numbers, theta)`."""
+        task, numbers, theta = args
+        return self._threads.submit(self._chunk, getattr(task, "mark", ""), numbers, theta)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False):
+        """End all processes; a run that has not ended is lost."""
+        with self._guard:
+            self._stopped = True
+            for worker in self._all:
+                worker.end()
+        self._threads.shutdown(wait, cancel_futures=True)
+
+    def _chunk(self, mark: str, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        idle = 0
+        while rest := [i for i in range(len(numbers)) if i not in outcomes]:
+            part = {name: array[rest] for name, array in theta.items()}
+            worker, before = self._worker(), len(outcomes)
+            for j, outcome in worker.work(mark, numbers[rest], part):
+                outcomes[rest[j]] = outcome
+            idle = 0 if len(outcomes) > before else idle + 1
+            if idle == IDLE and not self._stopped:
+                outcomes[rest[0]] = Outcome(None, Failure(DIED, UNBEGUN), 0.0)
+        return [
+            outcomes[i]._replace(number=int(number), mark=mark) for i, number in enumerate(numbers)
+        ]
+
+    def _worker(self) -> "_Worker":
+        """This thread's process, a new one where the last has ended."""
+        worker = getattr(self._mine, "worker", None)
+        if worker is None or not worker.alive:
+            with self._guard:
+                if self._stopped:
+                    raise CancelledError
+                self._all.discard(worker)
+                worker = self._mine.worker = _Worker(self._context, self.task)
+                self._all.add(worker)
+            worker.await_start()
+        return worker
+
+
+class _Worker:
+    """One process, seen from outside."""
+
+    def __init__(self, context: Any, task: Task):
+        self.timeout = task.timeout
+        self.alive = True
+        # The position of the run at work, and when it began: readable when the process is dead.
+        self.current = context.RawArray("d", [-1.0, 0.0])
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self.current, task))
+        self._ending = threading.Lock()
+        with warnings.catch_warnings(), _script_hidden(task.function):
+            # The process never touches JAX: its warning about forks is for those that do.
+            warnings.filterwarnings("ignore", message=r".*fork", category=RuntimeWarning)
+            warnings.filterwarnings("ignore", message=r".*fork", category=DeprecationWarning)
+            self.process.start()
+        theirs.close()
+        guardian().keep(self.process.pid)
+
+    def await_start(self):
+        try:
+            self.connection.recv()
+        except EOFError:
+            self.end()
+            raise StartError(
+                "A worker process could not start; its own message is above. In a script, call "
+                "cs.simulate under `if __name__ == '__main__':`, since every worker imports the "
+                "script; or pass executor=."
+            ) from None
+
+    def work(self, mark: str, numbers: np.ndarray, theta: Theta) -> Iterator[tuple[int, Outcome]]:
+        """Outcomes with their positions, until all are there or the process has died."""
+        missing = set(range(len(numbers)))
+        try:
+            self.current[0] = -1.0
+            self.connection.send((mark, numbers, theta))
+            while missing:
+                if self.connection.poll(self._patience()):
+                    for i, outcome in self._received():
+                        # Others may hold the pipe: an answer that was not asked for is dropped.
+                        if i in missing and (outcome.mark, outcome.number) == (mark, numbers[i]):
+                            missing.discard(i)
+                            yield i, outcome
+                elif self._overdue():
+                    late = int(self.current[0])
+                    if late in missing:
+                        message = f"The run took longer than {self.timeout} s."
+                        yield late, self._failed(LATE, message)
+                    self.end()
+                    return
+                elif self._gone():
+                    raise EOFError
+        except (EOFError, OSError):
+            # Ended from here, or before a run had begun: nothing is to be recorded.
+            lost = int(self.current[0])
+            at_fault = self.alive and lost in missing
+            self.end()
+            if at_fault:
+                code = self.process.exitcode
+                message = f"The process ended during the run, with exit code {code}."
+                yield lost, self._failed(DIED, message)
+
+    def _received(self) -> list[tuple[int, Outcome]]:
+        try:
+            done = self.connection.recv()
+            return [(i, outcome) for i, outcome in done if isinstance(outcome, Outcome)]
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # two processes have written at once
+            raise OSError("The worker sent what cannot be read.") from error
+
+    def _gone(self) -> bool:
+        """Whether the process has died though others, which it has forked, hold its pipe."""
+        with self._ending:
+            return self.process.exitcode is not None and not self.connection.poll()
+
+    def end(self):
+        """Kill the process and what its run has started; what it had handed over stays."""
+        self.alive = False
+        with self._ending:
+            pid, busy = self.process.pid, self.current[0] >= 0
+            started: set[int] = set()
+            if busy and self.process.exitcode is None:
+                started = processes.families({pid}) - {pid}
+            self.process.terminate()
+            self.process.join(GRACE)
+            if self.process.exitcode is None:
+                self.process.kill()
+                self.process.join()
+            if started:
+                processes.end(started)
+            guardian().release(pid)
+
+    def _patience(self) -> float:
+        return GRACE if self.timeout is None else min(GRACE, self.timeout) / 4
+
+    def _overdue(self) -> bool:
+        began = self.current[1]
+        limit = None if self.timeout is None else self.timeout + GRACE
+        return limit is not None and self.current[0] >= 0 and time.monotonic() - began > limit
+
+    def _failed(self, reason: str, message: str) -> Outcome:
+        return Outcome(None, Failure(reason, message), time.monotonic() - self.current[1])
+
+
+def _serve(connection: Connection, current: Any, task: Task):
+    """The life of a process: chunks in, outcomes out, until the other end closes."""
+    # Ctrl-C is for the process that started the campaign.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if isinstance(task.function, Command):
+        signal.signal(signal.SIGTERM, _interrupt)  # so that the command ends with its worker
+    # A child that the simulator forks has no business here: it would hold the pipe open, too.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=connection.close)
+    first_parent = os.getppid()
+    orphaned = lambda: os.getppid() != first_parent  # noqa: E731
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        connection.send(READY)
+        while True:
+            while not connection.poll(1.0):
+                if orphaned():
+                    return
+            mark, numbers, theta = connection.recv()
+            marked = dataclasses.replace(task, mark=mark)
+            done: list[tuple[int, Outcome]] = []
+            sent = time.monotonic()
+            for i, number in enumerate(numbers):
+                if orphaned():
+                    return
+                current[1], current[0] = time.monotonic(), i
+                done.append((i, run_one(marked, int(number), at(theta, i))))
+                if time.monotonic() - sent > FLUSH:
+                    connection.send(done)
+                    done, sent = [], time.monotonic()
+            current[0] = -1.0
+            if done:
+                connection.send(done)
+
+
+def _interrupt(*_: Any):
+    raise KeyboardInterrupt
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _method(task: Task) -> str:
+    """How to start processes that can run the task."""
+    methods = multiprocessing.get_all_start_methods()
+    clean = "forkserver" if "forkserver" in methods else "spawn"
+    if importable(task.function):
+        return clean
+    if "fork" in methods:
+        return "fork"
+    raise StartError(
+        f"The simulator {task.function!r} cannot be sent to other processes: define it in a "
+        "module of its own, or pass executor=ThreadPoolExecutor()."
+    )
+
+
+def importable(function: Any) -> bool:
+    """Whether a clean process can import a simulator, or what a command reads with."""
+    part = function.read if isinstance(function, Command) else function
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None and getattr(part, "__module__", None) == "__main__":
+        return False  # a notebook
+    if script is not None and not Path(script).exists():
+        return False  # a script from standard input, which no process can import
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+_hiding = threading.Lock()
+
+
+@contextlib.contextmanager
+def _script_hidden(function: Any) -> Iterator[None]:
+    """Processes that start in here do not import the script, unless the simulator is in it.
+
+    Importing would run all of a script that has no `if __name__ == "__main__":`.
+    """
+    part = function.read if isinstance(function, Command) else function
+    elsewhere = isinstance(part, types.FunctionType) and part.__module__ != "__main__"
+    if part is not None and not elsewhere:
+        yield
+        return
+    with _hiding:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
+
+
+def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    """`run_chunk`, with a time limit that holds in threads too: there, in a child process."""
+    main = threading.current_thread() is threading.main_thread()
+    if task.timeout is None or main or isinstance(task.function, Command):
+        return run_chunk(task, numbers, theta)
+    if multiprocessing.current_process().daemon or not importable(task.function):
+        raise ValueError(
+            "A time limit for a Python function needs a child process here, since this executor "
+            "runs it in a thread. Define the function in a module; for Dask also set "
+            "distributed.worker.daemon to False where workers start, in the script of a job by "
+            "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`. Or leave timeout out."
+        )
+    child = _child(dataclasses.replace(task, mark=""))
+    try:
+        return child.submit(run_chunk, task, numbers, theta).result()
+    finally:
+        _idle.append(child)
+
+
+_idle: list[Workers] = []
+
+
+def _child(task: Task) -> Workers:
+    """A child that has run chunks of this task, or a new one."""
+    while _idle:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            child = _idle.pop()
+            if child.task == task:
+                return child
+            child.shutdown()
+    child = Workers(task, 1)
+    # A process that ends waits for its children.
+    multiprocessing.util.Finalize(None, child.shutdown, exitpriority=1)
+    return child

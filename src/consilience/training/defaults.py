@@ -1,0 +1,219 @@
+"""The default recipe: everything that `fit` needs and a user did not say, in one place."""
+
+import dataclasses
+from typing import NamedTuple
+
+import equinox as eqx
+
+from consilience.identity.consistency import SelfConsistency
+from consilience.model.data import Layout, Series, Set
+from consilience.model.model import Model
+from consilience.networks.flow import Affine, Coupling
+from consilience.networks.recipe import Recipe
+from consilience.networks.summary import Summary, default_summary
+
+WIDE = 20
+"""Data of more numbers than that are wide."""
+MOST_DROPPED = 32
+"""Data of more numbers than that may pin parameters down: dropout would blur their posterior."""
+
+
+class Length(NamedTuple):
+    """How long to train: so many epochs, within numbers of steps, but no fewer than `least`."""
+
+    epochs: int
+    fewest: int
+    most: int
+    least: int = 15
+
+    def in_epochs(self, steps: int) -> int:
+        """For so many steps an epoch."""
+        wanted = min(self.most, max(self.fewest, self.epochs * steps))
+        return max(self.least, round(wanted / max(1, steps)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All choices of a fit. `exact`: self-consistency takes the model's log-likelihood."""
+
+    recipe: Recipe
+    self_consistency: SelfConsistency | None
+    exact: bool
+    epochs: int
+    batch_size: int
+    validation: float
+
+    @property
+    def n_multipliers(self) -> int:
+        return 0 if self.self_consistency is None else self.self_consistency.n_multipliers
+
+
+def default_plan(
+    model: Model,
+    layout: Layout,
+    dim: int,
+    n: int,
+    *,
+    self_consistency: SelfConsistency | bool | None = None,
+    posterior: Coupling | None = None,
+    likelihood: Coupling | bool | None = None,
+    prior: Coupling | None = None,
+    summary: Summary | eqx.Module | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    validation: float | None = None,
+    atomic: bool = False,
+) -> Plan:
+    """What to do with `n` runs of a model: what is said stays, the rest is chosen here.
+
+    `atomic`: theta came from a proposal, and the posterior is learned by telling them apart.
+
+    - **Self-consistency**, unless refused, with the model's likelihood or one learned in
+      tandem; a prior that can only be sampled gets a learned density.
+    - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
+      training, maximum likelihood then down to a tenth, data bootstrapped or jittered; draws
+      count by the evidence at them where the likelihood is exact and data are not a set, but
+      in atomic rounds. Where
+      a likelihood of more than 20 numbers is learned, lambda is a tenth from half of training
+      on, and maximum likelihood stays.
+    - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
+      and almost free of regularisation; maximum likelihood alone has smaller ones with L2, and
+      with dropout where data have twice as many numbers as parameters, and no more than 32; a
+      little, in inverse proportion to the runs, where they have fewer numbers.
+      Two that are learned in tandem have six layers each, since either can only be as sharp
+      as the other; the likelihood sees nothing but the labels, and has L2 in inverse
+      proportion to their number. Data of more than 20 numbers are taken for a curve plus
+      noise: a network for mean and spread, and two affine layers. So are data, other than
+      rows of a set, of twice as many numbers as parameters, with one affine layer, more L2
+      and a Student-t base: so few numbers say less of the curve, and where it is wrong it
+      must not be certain.
+    - **Steps**: maximum likelihood alone takes about 2,000; of a series 100 epochs, within 2,000
+      and 6,000 steps; with dropout 35 epochs, within 500 and 4,500; and 20,000 where data have
+      fewer than twice as many numbers as parameters and runs are held out. Self-consistency
+      takes 100 epochs, but no fewer than 2,000 steps and no more than 6,000; all take at least
+      15 epochs. Networks in tandem take 12,000 steps, and at least 150
+      epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps; 60 if
+      it is one of more than 20 numbers, or of rows of a set. In batches of 32 (64 from 4,096
+      runs on); half of the runs where there are fewer than 64.
+    - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
+      alone and has little or no dropout; other fits use every run and keep the last epoch.
+    """
+    consistent = self_consistency is not False
+    settings = self_consistency if isinstance(self_consistency, SelfConsistency) else None
+    if consistent and settings is None:
+        settings = SelfConsistency()
+    exact = model.likelihood is not None
+    if settings is not None and settings.exact is not None:
+        exact = settings.exact
+    tandem = consistent and not exact
+    if likelihood is True or (tandem and not likelihood):
+        likelihood = _likelihood(n, layout, dim)
+    likelihood = likelihood or None
+    smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
+    wide = tandem and layout.unit_sizes[0] > WIDE
+    if settings is not None:
+        settings = settings.suited(layout.kind, exact=exact, wide=wide, atomic=atomic)
+    if consistent and prior is None and model.prior.density is None:
+        prior = Coupling(layers=2)
+    numbers = layout.n_features * layout.rows
+    few = not consistent and numbers < 2 * dim
+    dropped = not consistent and 2 * dim <= numbers <= MOST_DROPPED and posterior is None
+    if validation is None:
+        validation = 0.0 if consistent or dropped else 0.1
+    if posterior is None:
+        rate = 0.2 if dropped else min(0.05, 25 / n) if few and validation else 0.0
+        posterior = _posterior(consistent, tandem, rate)
+    train = n - round(validation * n)
+    batch_size = default_batch(train) if batch_size is None else batch_size
+    if epochs is None:
+        length = _length(
+            consistent=consistent,
+            tandem=tandem,
+            smooth=smooth,
+            many=wide or isinstance(layout.kind, Set),
+            unguarded=not consistent and posterior.dropout > 0 and not validation,
+            patient=few and validation > 0,
+            slow=isinstance(layout.kind, Series),
+        )
+        epochs = length.in_epochs(train // max(1, batch_size))
+    return Plan(
+        recipe=Recipe(
+            posterior=posterior,
+            likelihood=likelihood,
+            prior=prior,
+            summary=summary or default_summary(layout, large=consistent),
+        ),
+        self_consistency=settings,
+        exact=exact,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation=validation,
+    )
+
+
+def check_plan(
+    plan: Plan, train: int, held_out: int, patience: int | None, atoms: int | None = None
+):
+    """Refuse numbers that do not fit one another."""
+    if not 1 <= plan.batch_size <= train:
+        raise ValueError(
+            f"batch_size must be between 1 and the {train} training simulations "
+            f"({held_out} more are held out for validation), got {plan.batch_size}."
+        )
+    if plan.epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {plan.epochs}.")
+    if patience is not None and not held_out:
+        raise ValueError("patience needs held-out simulations: pass validation > 0 with it.")
+    if atoms is not None and not 2 <= atoms <= plan.batch_size:
+        raise ValueError(
+            f"atoms must be between 2 and the batch size of {plan.batch_size}, got {atoms}."
+        )
+
+
+def default_batch(n: int) -> int:
+    return max(1, min(32 if n < 4096 else 64, n // 2))
+
+
+def _length(
+    *,
+    consistent: bool,
+    tandem: bool,
+    smooth: bool,
+    many: bool,
+    unguarded: bool,
+    patient: bool,
+    slow: bool,
+) -> Length:
+    """As long as suffices: labels that are seen for longer are overfitted.
+
+    Self-consistency can use a larger budget for longer, and two networks that must agree with
+    one another take longest, less if the likelihood is a `smooth` one, of affine layers.
+    `many`: a run has many numbers, or rows, for a likelihood to learn from.
+    `unguarded`: labels alone, with dropout, and nothing held out that would say when to stop.
+    `patient`: labels alone, of few numbers, with runs held out.
+    `slow`: data are a series, whose summary takes long to learn.
+    """
+    if tandem and many:
+        return Length(60, 2000, 12_000)
+    if tandem:
+        return Length(200, 2000, 12_000, 150) if smooth else Length(0, 12_000, 12_000, 150)
+    if patient:
+        return Length(0, 20_000, 20_000)
+    if unguarded:
+        return Length(35, 500, 4500)
+    return Length(100, 2000, 6000) if consistent or slow else Length(0, 2000, 2000)
+
+
+def _posterior(consistent: bool, tandem: bool, dropout: float) -> Coupling:
+    if consistent:
+        return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5)
+    return Coupling(dropout=dropout)
+
+
+def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:
+    numbers, weak = layout.unit_sizes[0], min(1e-2, 1.5 / n)
+    if numbers > WIDE:
+        return Coupling(Affine(), layers=2, frame=3, l2=weak)
+    if numbers >= 2 * dim and not isinstance(layout.kind, Set):
+        return Coupling(Affine(), layers=1, frame=3, df=5.0, l2=min(1e-2, 5 / n))
+    return Coupling(layers=6, depth=3, l2=weak)
