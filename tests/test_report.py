@@ -13,10 +13,9 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
+from consilience.core import html
 from consilience.core.provenance import Origin, key_name, versions
-from consilience.report import observation as observations
-from consilience.report import page
-from consilience.report import report as reports
+from consilience.report import findings, observation, page
 from consilience.report.sections import make_page
 from tests.conftest import ROWS
 from tests.gaussian import exact_log_evidence, exact_mean, exact_sd, gaussian_fit
@@ -84,9 +83,9 @@ def fit(model, held_out):
     return dataclasses.replace(exact, history=history, origin=origin)
 
 
-def gather(fit, x, simulations, **options) -> reports.Findings:
+def gather(fit, x, simulations, **options) -> findings.Findings:
     settings = {"n": 260, "predictive": 50, "statistics": None, "step": lambda name: None}
-    return reports.gather(fit, x, KEY, simulations, **{**settings, "progress": False, **options})
+    return findings.gather(fit, x, KEY, simulations, **{**settings, "progress": False, **options})
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ class Parsed(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in page.VOID:
+        if tag not in html.VOID:
             self._open.append(tag)
         if tag == "section":
             self._section = dict(attributes).get("id", "first")
@@ -236,7 +235,7 @@ def test_titles_and_quotes_are_escaped():
     assert whole.count("&quot;&gt;&lt;b&gt;A &amp; B&lt;/b&gt;") == 2
     for markup in ("<b>", "<i>", "<u>", "<s>", "<p></p>"):
         assert markup not in whole
-    assert page.element("img", alt='" onload="x').count('"') == 2
+    assert html.element("img", alt='" onload="x').count('"') == 2
 
 
 # What cannot be made says why.
@@ -267,9 +266,9 @@ def test_without_a_simulator_held_out_runs_serve(fit, x, held_out, bare_figures)
 
 def test_a_learned_likelihood_is_told(found, fit):
     learned = dataclasses.replace(fit, model=cs.Model(PRIOR, _simulate, data=cs.Set()))
-    said = observations.log_evidence(dataclasses.replace(found, fit=learned))
+    said = observation.log_evidence(dataclasses.replace(found, fit=learned))
     assert "The likelihood is learned" in said
-    assert "The likelihood is learned" not in observations.log_evidence(found)
+    assert "The likelihood is learned" not in observation.log_evidence(found)
 
 
 def test_few_runs_judge_what_they_can(fit, x, held_out):
