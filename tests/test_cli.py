@@ -16,9 +16,9 @@ import pytest
 import xarray as xr
 
 import consilience as cs
+from consilience.cli import main as cli
 from consilience.cli.commands import CODES, NO_MEMORY
 from consilience.cli.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
-from consilience.cli.main import main as cli
 from consilience.diagnostics import check
 from consilience.experiments import registry
 from consilience.model.data import Layout, Vector

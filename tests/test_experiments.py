@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from consilience.cli.main import main as cli
+from consilience.cli import main as cli
 from consilience.experiments.cells import (
     Block,
     Cell,

@@ -26,8 +26,8 @@ from hypothesis.extra import numpy as hnp
 
 import consilience as cs
 from consilience import plots
+from consilience.cli import main as cli
 from consilience.cli.inputs import write_netcdf
-from consilience.cli.main import main as cli
 from consilience.posterior.datasets import draws_to_dataset
 from consilience.simulation.lock import StoreError
 from consilience.training.train import TrainingError

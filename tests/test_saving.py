@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
+from consilience.cli import main as cli
 from consilience.cli import saving
-from consilience.cli.main import main as cli
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 import pytest
 
 import consilience as cs
-from consilience.cli.main import main as cli
+from consilience.cli import main as cli
 from consilience.model.priors import as_prior, describe_briefly
 from consilience.model.run import Task, run_one
 from consilience.simulation import arrays as store_arrays
