@@ -18,8 +18,8 @@ import pytest
 import xarray
 
 import consilience as cs
-from consilience.core import files
 from consilience.model.priors import as_prior
+from consilience.simulation import lock as locks
 from consilience.simulation import store
 from consilience.simulation.simulations import Unread
 
@@ -270,13 +270,13 @@ def test_a_store_is_locked_while_it_is_written_and_free_afterwards(path):
         code = f"import os, fcntl; fcntl.lockf(os.open({str(path / 'lock')!r}, os.O_RDWR), 6)"
         seen.append(subprocess.run([sys.executable, "-S", "-c", code], capture_output=True))
         with pytest.raises(cs.StoreInUseError, match="another call of this process"):
-            files.Lock(path / "lock")
+            locks.Lock(path / "lock")
         return np.zeros(1)
 
     assert fcntl.LOCK_EX | fcntl.LOCK_NB == 6
     assert not len(simulate(look, path, 1).failures)
     assert b"BlockingIOError" in seen[0].stderr
-    files.Lock(path / "lock").release()
+    locks.Lock(path / "lock").release()
 
 
 def test_the_lock_of_another_machine_holds_while_it_shows_life(simulator, path):
@@ -285,7 +285,7 @@ def test_the_lock_of_another_machine_holds_while_it_shows_life(simulator, path):
     lock.write_text(json.dumps({"pid": 1, "host": "node-17"}))
     with pytest.raises(cs.StoreInUseError, match=r"process 1 on node-17.*delete .*lock"):
         simulate(simulator, path, 20)
-    before = time.time() - files.STALE - 1
+    before = time.time() - locks.STALE - 1
     os.utime(lock, (before, before))
     assert len(simulate(simulator, path, 20)) == 20
 
