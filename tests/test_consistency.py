@@ -10,11 +10,13 @@ from scipy import stats
 
 import consilience as cs
 from consilience.identity.augmentation import Spread
-from consilience.identity.consistency import Spots, consistency, know, propose
-from consilience.identity.criteria import CENTRE_STEPS
+from consilience.identity.batches import Batch, Example
+from consilience.identity.consistency import Queries, consistency, propose
+from consilience.identity.criteria import CENTRE_STEPS, Multipliers
 from consilience.identity.evidence import Joint, make_joint
 from consilience.identity.learned import Likelihood, Posterior
-from consilience.identity.objective import Batch, Example, Objective
+from consilience.identity.objective import Objective
+from consilience.identity.terms import evaluate
 from consilience.model.data import data_space
 from consilience.training.defaults import default_plan
 from consilience.training.prepare import data_spread, to_examples
@@ -46,18 +48,21 @@ def rough(model, sims):
 def spot(sims, rough):
     """One dataset and its training theta."""
     u, _ = rough.posterior.parameters.to_vector({"theta": sims.theta["theta"][0]})
-    return Spots(jnp.asarray(sims.x[:1]), u[None], None)
+    return Queries(jnp.asarray(sims.x[:1]), u[None], None)
 
 
 @eqx.filter_jit
-def loss_and_gradient(settings, posterior, joint, prior, spot, key, multipliers=None):
+def loss_and_gradient(settings, posterior, joint, prior, spot, key):
     """The loss of one dataset, and its gradient in the networks of posterior and likelihood."""
 
     def loss(networks):
         summary, flow, learned = networks
         own = Posterior(summary, flow, posterior.parameters, posterior.data)
+        # The batch that training would see, of one run: its theta counts where the spot has one.
+        u = jnp.zeros((1, own.parameters.dim)) if spot.u is None else spot.u
+        cached = evaluate(own, Batch(Example(u, spot.x), spot)).queries
         (value,), (usable,), (valid,) = consistency(
-            settings, own, rebuild(joint, learned), prior, spot, know(own, spot), key, multipliers
+            settings, own, rebuild(joint, learned), prior, spot, cached, key
         )
         return value, (usable, valid)
 
@@ -224,7 +229,7 @@ def at_the_edge(model, sims):
 
 def ask_at(theta, posterior, joint, x):
     draws = jax.vmap(lambda t: posterior.parameters.to_vector({"theta": t})[0])(theta)
-    spot = Spots(x[None], None, draws[None])
+    spot = Queries(x[None], None, draws[None])
     return loss_and_gradient(DEFAULT, posterior, joint, joint.prior, spot, KEY)
 
 
@@ -370,13 +375,14 @@ def test_multipliers_of_the_relative_constraint_go_uphill():
     multipliers = np.array([0.5, -1.0, 2.0, 0.0, 1.0])
     ratios = np.exp(values) / np.exp(values).mean()
     gaps = ratios[:-1] - ratios[1:]
-    criterion = cs.RelativeConstraint()
+    call = lambda values, multipliers: Multipliers(multipliers)(values)  # noqa: E731
     arguments = jnp.asarray(values), jnp.asarray(multipliers)
-    np.testing.assert_allclose(criterion(*arguments), multipliers @ gaps, rtol=1e-4)
+    np.testing.assert_allclose(call(*arguments), multipliers @ gaps, rtol=1e-4)
     # Descent subtracts this, and so adds what raises the loss.
-    np.testing.assert_allclose(jax.grad(criterion, 1)(*arguments), -gaps, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(call, 1)(*arguments), -gaps, rtol=1e-3, atol=1e-5)
+    assert np.all(cs.RelativeConstraint().build(6).values == np.zeros(5))
     with pytest.raises(ValueError, match="one multiplier for each pair"):
-        criterion(jnp.asarray(values))
+        call(jnp.asarray(values), jnp.zeros(3))
 
 
 def made_up(augmentation, x, kind, seed=0):
@@ -495,7 +501,7 @@ def test_datasets_far_from_consistent_count_less_and_their_labels_more(rough, si
     u = to_examples(posterior.parameters, sims[:n]).u
     draws = u[:, None] + jnp.linspace(-0.3, 0.3, 4)[:, None] * jnp.arange(1, n + 1)[:, None, None]
     runs = Example(u, jnp.asarray(sims.x[:n]))
-    every = Batch(runs, Spots(runs.x, u, draws), None)
+    every = Batch(runs, Queries(runs.x, u, draws), None)
 
     def terms(limit, batch):
         settings = cs.SelfConsistency(

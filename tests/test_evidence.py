@@ -9,8 +9,10 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.identity.consistency import Spots, consistency, know, propose
+from consilience.identity.batches import Batch, Example
+from consilience.identity.consistency import Queries, consistency, propose
 from consilience.identity.evidence import Terms, estimate_all, resample
+from consilience.identity.terms import evaluate
 from tests.conftest import TINY, conjugate_model
 from tests.gaussian import (
     DIM,
@@ -68,6 +70,12 @@ BY_CRITERION = tuple(
 )
 
 
+def cached(posterior, x):
+    """What training caches of datasets without theta: those of a batch that are unlabelled."""
+    runs = Example(jnp.zeros((1, posterior.parameters.dim)), x[:1])
+    return evaluate(posterior, Batch(runs, None, Queries(x))).unlabeled
+
+
 @eqx.filter_jit
 def losses(posterior, joint, prior, x, key):
     """Self-consistency losses by dataset and proposal, for each criterion and K."""
@@ -77,8 +85,8 @@ def losses(posterior, joint, prior, x, key):
         return propose(settings, posterior, contexts, prior, key, beside=False)[0]
 
     def loss(settings, u):
-        spots = Spots(x, None, u[:, : settings.samples])
-        return consistency(settings, posterior, joint, prior, spots, know(posterior, spots), key)[0]
+        queries = Queries(x, None, u[:, : settings.samples])
+        return consistency(settings, posterior, joint, prior, queries, cached(posterior, x), key)[0]
 
     draws = jnp.stack([draw(settings) for settings in BY_PROPOSAL])
     each = lambda s: jax.vmap(lambda u: loss(s, u), out_axes=1)  # noqa: E731
@@ -127,10 +135,9 @@ def test_self_consistency_alone_turns_a_wrong_posterior_into_the_exact_one(model
 
     def loss(params, key):
         posterior = eqx.tree_at(frame, fit.posterior, params)
-        spots = Spots(x, None, None)
-        known = know(posterior, spots)
+        known = cached(posterior, x)
         return jnp.mean(
-            consistency(settings, posterior, joint, model.prior, spots, known, key).loss
+            consistency(settings, posterior, joint, model.prior, Queries(x), known, key).loss
         )
 
     @jax.jit

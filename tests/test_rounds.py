@@ -15,7 +15,8 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.identity.objective import Example, Objective
+from consilience.identity.batches import Batch, Example
+from consilience.identity.objective import Objective
 from consilience.simulation.lock import Lock
 from tests import simulators
 from tests.conftest import SMALL, TINY
@@ -73,11 +74,12 @@ def test_later_rounds_propose_from_the_posterior_and_still_find_it(kept):
 def test_the_atomic_loss_is_the_cross_entropy_of_ratios(kept, model):
     done, _ = kept
     fit = done[0].fit
-    objective = Objective(model, fit.posterior.parameters, fit.posterior.data, atoms=6)
     runs = done[1].simulations[:6]
     u = jax.vmap(lambda t: fit.posterior.parameters.to_vector({"theta": t})[0])(runs.theta["theta"])
     # With as many atoms as runs, every run is an atom and chance plays no part.
-    got = objective._atomic(fit.networks, Example(u, jnp.asarray(runs.x)), 6, jax.random.key(0))
+    objective = Objective(model, fit.posterior.parameters, fit.posterior.data, atoms=6)
+    batch, keys = Batch(Example(u, jnp.asarray(runs.x))), jax.random.split(jax.random.key(0), 5)
+    got = objective(fit.networks, batch, keys, jnp.asarray(0.5))[0]["posterior"]
     theta = runs.theta["theta"].astype(np.float64)
     plain = 0.0
     for i in range(6):

@@ -1,5 +1,6 @@
 """Training: the loop, its errors, its promises about compilation and keys."""
 
+import dataclasses
 import signal
 
 import equinox as eqx
@@ -12,7 +13,6 @@ import pytest
 
 import consilience as cs
 from consilience.core import compiling
-from consilience.identity.objective import Objective
 from consilience.training import train as training
 from tests.conftest import LONG_OPTIONS, quick
 
@@ -113,26 +113,21 @@ def test_ctrl_c_returns_the_best_so_far(named_model, named_sims, monkeypatch):
     assert np.isfinite(fit.log_prob({"mu": 0.0, "sigma": 1.0}, np.zeros((10, 1))))
 
 
-class Poisoned(Objective):
-    """NaN for batches with a run whose first parameter is above a level."""
+@dataclasses.dataclass(frozen=True)
+class Poison:
+    """A term that is NaN for batches with a run whose first parameter is above a level."""
 
-    level: jax.Array = jnp.inf
+    level: float
+    name: str = "poison"
 
-    def __call__(self, networks, batch, keys, progress):
-        terms, info = super().__call__(networks, batch, keys, progress)
-        bad = jnp.any(batch.runs.u[:, 0] > self.level)
-        return {name: jnp.where(bad, jnp.nan, t) for name, t in terms.items()}, info
+    def __call__(self, view, key):
+        return jnp.where(jnp.any(view.batch.runs.u[:, 0] > self.level), jnp.nan, 0.0)
 
 
-def test_steps_that_are_not_finite_are_skipped_and_many_are_an_error(
-    named_model, named_sims, monkeypatch
-):
+def test_steps_that_are_not_finite_are_skipped_and_many_are_an_error(named_model, named_sims):
     def poisoned_fit(level):
-        def build(model, parameters, data, *_):
-            return Poisoned(model, parameters, data, level=jnp.asarray(level))
-
-        monkeypatch.setattr(training, "build_objective", build)
-        return quick(named_model, named_sims, epochs=3, validation=0.0, batch_size=8)
+        terms = [Poison(level)]
+        return quick(named_model, named_sims, epochs=3, validation=0.0, batch_size=8, terms=terms)
 
     fit = poisoned_fit(2.2)
     assert np.all(fit.history.terms["skipped"] > 0)

@@ -1,20 +1,19 @@
-"""Data that cost no simulation: where else to ask for self-consistency.
+"""Augmentation: datasets that cost no simulation.
 
-The identity holds at every dataset, simulated or not, so the loss may be evaluated at data
-made up from those at hand. An augmentation takes one named dataset, its layout, and the
-scales and the range of the training data, and returns another dataset of the same shape.
-Any callable of these does.
+The identity holds at every dataset, simulated or not, so the loss may be evaluated at datasets
+that are made from those at hand.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from consilience.core.types import PRNGKey
-from consilience.model.data import Kind, Layout, Set, root, unroot
+from consilience.identity.setting import Setting
+from consilience.model.data import Layout, Set, root, unroot
 
 Named = dict[str, Array]
 
@@ -25,6 +24,31 @@ class Spread(NamedTuple):
     scale: Named
     low: Named
     high: Named
+
+
+@runtime_checkable
+class Augmentation(Protocol):
+    """One dataset to another of the same shape, to evaluate the identity at.
+
+    How to write your own: a hashable callable, such as a function or a frozen dataclass, of one
+    named dataset (`"data"` is the name where x is one array), a random key, the layout of the
+    data, and the scale and range of every entry in training. It is compiled and vectorised.
+
+    Signals that may be turned around:
+
+    >>> import consilience as cs, jax
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Flip:
+    ...     def __call__(self, x, key, layout, spread):
+    ...         sign = jax.random.rademacher(key, (), float)
+    ...         return x | {"data": sign * x["data"]}
+    >>> settings = cs.SelfConsistency(augmentation=Flip())
+
+    `resolved(setting)` is optional: it returns the augmentation with choices made for a
+    `consilience.identity.setting.Setting`, as `Bootstrap` does.
+    """
+
+    def __call__(self, x: Named, key: PRNGKey, layout: Layout, spread: Spread) -> Named: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +92,12 @@ class Bootstrap:
 
     jitter: float | None = None
 
-    def suited(self, kind: Kind, *, exact: bool) -> "Bootstrap":
-        """With a jitter, if it has none, for this kind of data and likelihood."""
+    def resolved(self, setting: Setting) -> "Bootstrap":
+        """With a jitter, if it has none."""
         if self.jitter is not None:
             return self
-        return Bootstrap(0.5 if exact and not isinstance(kind, Set) else Jitter.size)
+        far = setting.exact and not isinstance(setting.kind, Set)
+        return Bootstrap(0.5 if far else Jitter.size)
 
     def __call__(self, x: Named, key: PRNGKey, layout: Layout, spread: Spread) -> Named:
         k_rows, k_jitter = jax.random.split(key)
@@ -81,6 +106,3 @@ class Bootstrap:
             x = {name: part[rows] if layout.by_row(name) else part for name, part in x.items()}
         size = Jitter.size if self.jitter is None else self.jitter
         return Jitter(size)(x, k_jitter, layout, spread)
-
-
-Augmentation = Jitter | Bootstrap

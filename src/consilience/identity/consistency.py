@@ -5,20 +5,21 @@ a user chooses; `consistency` gives the losses of several datasets.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from consilience.core.types import Data, Flat, PRNGKey
+from consilience.core.types import Data, PRNGKey, Scalar
 from consilience.identity.augmentation import Augmentation, Bootstrap
-from consilience.identity.criteria import Bounded, Criterion, RelativeConstraint
+from consilience.identity.criteria import Bounded, Criterion, Values
 from consilience.identity.evidence import Joint, Terms, terms_at
 from consilience.identity.learned import Posterior
 from consilience.identity.proposals import CurrentPosterior, Proposal, Proposed
 from consilience.identity.schedules import Constant, Schedule, Step, check_weight
-from consilience.model.data import Kind
+from consilience.identity.setting import Setting, resolved
 from consilience.model.priors import Prior
 from consilience.networks.flow import Context
 
@@ -26,9 +27,16 @@ FLOOR = 10.0
 """How far below the least likely possible theta an impossible one counts, in nats."""
 
 
+# Only type checkers refuse other words by the annotation: at run time an error says what to pass.
+if TYPE_CHECKING:
+    Gradient = Literal["both", "posterior"]
+else:
+    Gradient = str
+
+
 @dataclasses.dataclass(frozen=True)
 class SelfConsistency:
-    """How self-consistency is asked for in training.
+    """Settings of the self-consistency loss.
 
     The defaults are the best recipe known. The paper's own is `SelfConsistency(
     maximum_likelihood=Constant(), criterion=Variance(), augmentation=None, limit=None)`.
@@ -45,12 +53,12 @@ class SelfConsistency:
     likelihood counts more in their place: where a likelihood is so sharp that the values of
     the identity are far apart, labels are the better guide. None for no limit.
     `proposal`: where theta come from.
-    `criterion`: the measure of spread; draws weighted by the evidence at them where the
-    likelihood is exact and data are not a set, but in atomic rounds.
-    `augmentation`: data to ask at in place of the simulated ones; None for those themselves.
+    `criterion`: the measure of spread; draws are weighted by the evidence at them where the
+    likelihood is exact and the data are not a set, except in atomic rounds.
+    `augmentation`: makes query datasets from the simulated ones; None takes those themselves.
     `exact`: take the model's own log-likelihood (True) or the learned one (False); by
     default the model's own if it has one.
-    `gradient`: "both" trains a learned likelihood by the loss too, "posterior" does not.
+    `gradient`: "both" trains a learned likelihood by this loss too, "posterior" does not.
     `unlabeled_weight`: the weight of unlabelled data beside simulated ones.
     `unlabeled_batch`: how many unlabelled datasets a step takes; by default as many as
     simulated ones, or all there are.
@@ -64,7 +72,7 @@ class SelfConsistency:
     criterion: Criterion = Bounded()
     augmentation: Augmentation | None = Bootstrap()
     exact: bool | None = None
-    gradient: str = "both"
+    gradient: Gradient = "both"
     unlabeled_weight: float = 1.0
     unlabeled_batch: int | None = None
 
@@ -76,6 +84,8 @@ class SelfConsistency:
             )
         if self.gradient not in ("both", "posterior"):
             raise ValueError(f'gradient must be "both" or "posterior", got {self.gradient!r}.')
+        for name in EXAMPLES:
+            _check_part(name, getattr(self, name))
         weight, labels = self.schedules
         check_weight(weight, "self-consistency")
         check_weight(labels, "maximum likelihood")
@@ -91,59 +101,68 @@ class SelfConsistency:
         """Lambda and the weight of maximum likelihood, over training."""
         return self.weight or Step(0.15), self.maximum_likelihood or Step(0.15, 1.0, 0.1)
 
-    def suited(
-        self, kind: Kind, *, exact: bool, wide: bool, atomic: bool = False
-    ) -> "SelfConsistency":
-        """With what was left open, for data of a kind and a likelihood that is `exact` or not.
-
-        `wide`: the likelihood is learned, and one of many numbers. `atomic`: the posterior is
-        learned by telling theta apart.
-        """
-        augmentation, criterion = self.augmentation, self.criterion
+    def resolved(self, setting: Setting) -> "SelfConsistency":
+        """With what was left open chosen for a problem."""
         weight, labels = self.schedules
-        if isinstance(augmentation, Bootstrap):
-            augmentation = augmentation.suited(kind, exact=exact)
-        if isinstance(criterion, Bounded):
-            criterion = criterion.suited(kind, exact=exact, atomic=atomic)
-        if wide:
+        if setting.wide:
             weight = self.weight or Step(0.5, after=0.1)
             labels = self.maximum_likelihood or Constant()
         return dataclasses.replace(
             self,
-            augmentation=augmentation,
-            criterion=criterion,
+            augmentation=resolved(self.augmentation, setting),
+            criterion=resolved(self.criterion, setting),
             weight=weight,
             maximum_likelihood=labels,
         )
 
-    @property
-    def n_multipliers(self) -> int:
-        return self.samples - 1 if isinstance(self.criterion, RelativeConstraint) else 0
 
+class Queries(NamedTuple):
+    """Query datasets: where the identity is evaluated.
 
-class Spots(NamedTuple):
-    """Datasets to ask at, their training theta if they have one, and draws made beforehand."""
+    `u`: their training theta, if they have one. `draws`: theta to evaluate it at, where they
+    were drawn before.
+    """
 
     x: Data
-    u: Float[Array, "n d"] | None
-    draws: Float[Array, "n k d"] | None
+    u: Float[Array, "*n d"] | None = None
+    draws: Float[Array, "*n k d"] | None = None
 
 
-class Known(NamedTuple):
-    """What the posterior has said of the datasets already, each to be differentiated.
+class Cached(NamedTuple):
+    """What the posterior has computed of query datasets already, each to be differentiated.
 
-    `contexts`: what its flow needs of them; `own`: the log density of their training theta.
+    `contexts`: what its density needs of them; `own`: the log density of their training theta.
     """
 
     contexts: Context
-    own: Float[Array, " n"] | None
+    own: Float[Array, " n"] | None = None
 
 
-def know(posterior: Posterior, spots: Spots) -> Known:
-    """What the posterior says of the datasets."""
-    contexts = posterior.contexts(spots.x)
-    own = None if spots.u is None else posterior.flow.log_prob(spots.u, contexts)
-    return Known(contexts, own)
+def _check_part(name: str, part: object):
+    if part is None and name not in ("proposal", "criterion"):
+        return
+    if not callable(part) or isinstance(part, type):
+        raise TypeError(
+            f"The {name} of SelfConsistency must be a callable object, such as "
+            f"{EXAMPLES[name]}, got {part!r}."
+        )
+    try:
+        hash(part)
+    except TypeError as error:
+        raise TypeError(
+            f"The {name} of SelfConsistency must be hashable, so that an equal one does not "
+            f"trigger recompilation: make {type(part).__name__} a frozen dataclass ({error})."
+        ) from None
+
+
+EXAMPLES = {
+    "weight": "cs.Step(0.5)",
+    "maximum_likelihood": "cs.Constant(0.1)",
+    "proposal": "cs.CurrentPosterior()",
+    "criterion": "cs.Bounded()",
+    "augmentation": "cs.Jitter()",
+}
+"""The parts that a user may replace, each with one to pass."""
 
 
 def propose(
@@ -174,31 +193,32 @@ def consistency(
     posterior: Posterior,
     joint: Joint,
     prior: Prior,
-    spots: Spots,
-    known: Known,
+    queries: Queries,
+    cached: Cached,
     key: PRNGKey,
-    multipliers: Flat | None = None,
+    criterion: Callable[[Values], Scalar] | None = None,
 ) -> Losses:
-    """The losses of several datasets.
+    """The losses of several datasets, by the criterion of the settings unless one is given.
 
     Where the model holds a theta impossible, it counts as `FLOOR` nats below the least likely
     possible one: enough to drive the posterior away, too little to drown the rest.
     """
-    if spots.draws is None:
-        beside = spots.u is not None
-        u, log_q = propose(settings, posterior, known.contexts, prior, key, beside=beside)
+    if queries.draws is None:
+        beside = queries.u is not None
+        u, log_q = propose(settings, posterior, cached.contexts, prior, key, beside=beside)
     else:
-        u, log_q = spots.draws, posterior.flow.log_prob(spots.draws, known.contexts)
-    if spots.u is not None and known.own is not None:
-        u = jnp.concatenate([spots.u[:, None], u], axis=1)
-        log_q = jnp.concatenate([known.own[:, None], log_q], axis=1)
+        u, log_q = queries.draws, posterior.flow.log_prob(queries.draws, cached.contexts)
+    if queries.u is not None and cached.own is not None:
+        u = jnp.concatenate([queries.u[:, None], u], axis=1)
+        log_q = jnp.concatenate([cached.own[:, None], log_q], axis=1)
     if settings.gradient == "posterior":
         joint = jax.lax.stop_gradient(joint)
-    terms = terms_at(joint, posterior, u, log_q, spots.x)
-    return jax.vmap(lambda terms: _loss(settings, terms, multipliers))(terms)
+    terms = terms_at(joint, posterior, u, log_q, queries.x)
+    criterion = settings.criterion if criterion is None else criterion
+    return jax.vmap(lambda terms: _loss(criterion, terms))(terms)
 
 
-def _loss(settings: SelfConsistency, terms: Terms, multipliers: Flat | None) -> Losses:
+def _loss(criterion: Callable[[Values], Scalar], terms: Terms) -> Losses:
     possible = terms.log_joint != -jnp.inf
     lowest = jnp.min(jnp.where(possible, jax.lax.stop_gradient(terms.log_joint), jnp.inf))
     values = terms._replace(
@@ -206,6 +226,6 @@ def _loss(settings: SelfConsistency, terms: Terms, multipliers: Flat | None) -> 
     ).log_evidence
     # A dataset that no theta explains, or where the likelihood fails, says nothing.
     usable = jnp.all(jnp.isfinite(values))
-    loss = settings.criterion(jnp.where(usable, values, 0.0), multipliers)
+    loss = criterion(jnp.where(usable, values, 0.0))
     valid = jnp.all(terms.log_joint < jnp.inf)
     return Losses(jnp.where(usable, loss, 0.0), usable, valid)

@@ -5,15 +5,49 @@ of one dataset and returns a number that is zero if and only if they are equal.
 """
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from consilience.core.compiling import on_device
 from consilience.core.types import Flat, Scalar
-from consilience.model.data import Kind, Set
+from consilience.identity.setting import Setting
+from consilience.model.data import Set
 
 Values = Float[Array, " k"]
+
+
+@runtime_checkable
+class Criterion(Protocol):
+    """How far the K values of the identity at one dataset are from one another.
+
+    How to write your own: a hashable callable, such as a frozen dataclass, of K numbers that
+    returns one, zero if and only if they are equal. It is compiled, vectorised and differentiated.
+
+    >>> import consilience as cs
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Absolute:
+    ...     def __call__(self, values):
+    ...         return jnp.mean(jnp.abs(values - jnp.median(values)))
+    >>> settings = cs.SelfConsistency(criterion=Absolute())
+
+    Two methods are optional. `resolved(setting)` returns the criterion with choices made for a
+    `consilience.identity.setting.Setting`, as `Bounded` does. `build(samples)` returns an Equinox
+    module that is called in its place, and whose arrays are trained with the networks, as those
+    of `RelativeConstraint` are.
+    """
+
+    def __call__(self, values: Values) -> Scalar: ...
+
+
+def trained(criterion: Criterion, samples: int) -> eqx.Module | None:
+    """The module of a criterion with parameters of its own, for `samples` values; else None."""
+    build = getattr(criterion, "build", None)
+    return None if build is None else build(samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +61,7 @@ class Variance:
     1.0
     """
 
-    def __call__(self, values: Values, multipliers: Flat | None = None) -> Scalar:
+    def __call__(self, values: Values) -> Scalar:
         return jnp.var(values)
 
 
@@ -61,14 +95,14 @@ class Bounded:
         if self.importance is not None and not 0 <= self.importance <= 1:
             raise ValueError(f"importance must be in [0, 1], or None, got {self.importance}.")
 
-    def suited(self, kind: Kind, *, exact: bool, atomic: bool) -> "Bounded":
-        """With weights, if none were chosen, for this kind of data, likelihood and loss."""
+    def resolved(self, setting: Setting) -> "Bounded":
+        """With weights, if none were chosen."""
         if self.importance is not None:
             return self
-        weighted = exact and not atomic and not isinstance(kind, Set)
+        weighted = setting.exact and not setting.atomic and not isinstance(setting.kind, Set)
         return dataclasses.replace(self, importance=1.0 if weighted else 0.0)
 
-    def __call__(self, values: Values, multipliers: Flat | None = None) -> Scalar:
+    def __call__(self, values: Values) -> Scalar:
         # From the median to Huber's centre, where the bounded deviations sum to zero: then
         # a shift of all values alike, which changes nothing, has no gradient either.
         fixed, share = jax.lax.stop_gradient(values), self.importance or 0.0
@@ -98,7 +132,7 @@ class RatioVariance:
     of the K ratios dominates it, and its gradient is mostly noise. Prefer the logarithm.
     """
 
-    def __call__(self, values: Values, multipliers: Flat | None = None) -> Scalar:
+    def __call__(self, values: Values) -> Scalar:
         return 0.5 * jnp.var(jnp.exp(values - _log_mean(values)))
 
 
@@ -106,17 +140,35 @@ class RatioVariance:
 class RelativeConstraint:
     """Equality of neighbouring ratios by Lagrange multipliers (equation 5).
 
-    The sum of λₖ (rₖ - rₖ₊₁) over k, with ratios rₖ relative to the evidence; the
-    multipliers are trained with the networks, uphill. An ablation: a saddle point, not a
-    minimum, so that training wanders. Prefer the variance.
+    An ablation: a saddle point, not a minimum, so that training wanders. Prefer the variance.
     """
 
-    def __call__(self, values: Values, multipliers: Flat | None = None) -> Scalar:
-        if multipliers is None:
-            raise ValueError("RelativeConstraint needs one multiplier for each pair of values.")
+    def build(self, samples: int) -> "Multipliers":
+        """Multipliers for `samples` values, all zero."""
+        return Multipliers(on_device(np.zeros(samples - 1)))
+
+    def __call__(self, values: Values) -> Scalar:
+        """Zero: the constraint as it is before its multipliers are trained."""
+        return self.build(len(values))(values)
+
+
+class Multipliers(eqx.Module):
+    """The sum of λₖ (rₖ - rₖ₊₁) over k, with ratios rₖ relative to the evidence.
+
+    The multipliers are trained with the networks, uphill.
+    """
+
+    values: Flat
+
+    def __call__(self, values: Values) -> Scalar:
+        if len(values) != len(self.values) + 1:
+            raise ValueError(
+                "RelativeConstraint needs one multiplier for each pair of neighbouring values: "
+                f"got {len(self.values)} for {len(values)} values."
+            )
         ratio = jnp.exp(values - _log_mean(values))
         # The same number with the opposite gradient: the optimizer goes uphill in it.
-        uphill = 2 * jax.lax.stop_gradient(multipliers) - multipliers
+        uphill = 2 * jax.lax.stop_gradient(self.values) - self.values
         return jnp.sum(uphill * (ratio[:-1] - ratio[1:]))
 
 
@@ -124,6 +176,3 @@ def _log_mean(values: Values) -> Scalar:
     """The log of the mean evidence, as a constant."""
     values = jax.lax.stop_gradient(values)
     return jax.nn.logsumexp(values) - jnp.log(values.shape[0])
-
-
-Criterion = Variance | Bounded | RatioVariance | RelativeConstraint

@@ -32,7 +32,8 @@ class Networks(eqx.Module):
     posterior: Flow
     likelihood: Flow | None
     prior: Flow | None
-    multipliers: Flat | None = None
+    criterion: Any = None
+    """A criterion of the self-consistency loss with parameters of its own, else None."""
 
     def penalty(self) -> Scalar:
         flows = [self.posterior, self.likelihood, self.prior]
@@ -180,7 +181,7 @@ def build_networks(
     parameters: ParameterSpace,
     data: DataSpace,
     rng: Generator,
-    multipliers: Array | None = None,
+    criterion: Any = None,
 ) -> Networks:
     """New networks for parameters and data of these shapes."""
     for_summary, for_posterior, for_likelihood, for_prior = rng.spawn(4)
@@ -206,5 +207,5 @@ def build_networks(
         posterior=flow(recipe.posterior, for_posterior, dim, out.shape[0]),
         likelihood=flow(recipe.likelihood, for_likelihood, n_values, dim + n_side),
         prior=flow(recipe.prior, for_prior, dim, 0),
-        multipliers=multipliers,
+        criterion=criterion,
     )

@@ -1,10 +1,11 @@
-"""Where self-consistency is asked: proposals of parameters for each of several datasets.
+"""Proposals: the theta at which the identity is evaluated, for each of several datasets.
 
 The identity holds at every theta, so any proposal has the right minimum. They differ in
 what they cost and in where they make the posterior right first.
 """
 
 import dataclasses
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,40 @@ from consilience.networks.flow import Context
 
 Proposed = tuple[Float[Array, "n k d"], Each]
 """Parameters as free vectors, and their log density under the current posterior."""
+
+
+@runtime_checkable
+class Proposal(Protocol):
+    """Theta at which the identity is evaluated.
+
+    How to write your own: a hashable callable, such as a frozen dataclass, that proposes `n`
+    theta for each of several datasets. It returns them as free vectors, of shape
+    `(datasets, n, dim)`, with their log density under the current posterior, which keeps its
+    gradient; theta themselves are constants to training. `posterior.flow.sample(key, contexts,
+    (n,))` gives both at once for draws of the posterior, `posterior.flow.log_prob(u, contexts)`
+    the density of any others, `prior.draw(key)` one draw of the prior, and
+    `posterior.parameters.to_vector(theta)` its free vector.
+
+    Draws of the posterior, spread by noise of a tenth of the prior's scale:
+
+    >>> import consilience as cs
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Spread:
+    ...     noise: float = 0.1
+    ...     def __call__(self, key, n, posterior, contexts, prior):
+    ...         k_draw, k_noise = jax.random.split(key)
+    ...         u, _ = posterior.flow.sample(k_draw, contexts, (n,))
+    ...         u = u + self.noise * jax.random.normal(k_noise, u.shape)
+    ...         return u, posterior.flow.log_prob(u, contexts)
+    >>> settings = cs.SelfConsistency(proposal=Spread())
+
+    A class attribute `once_an_epoch = True` is optional: theta of all batches are then proposed
+    when an epoch begins, as `EpochCopy` does.
+    """
+
+    def __call__(
+        self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
+    ) -> Proposed: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +114,9 @@ class EpochCopy:
     where an epoch is short beside the training.
     """
 
+    once_an_epoch: ClassVar[bool] = True
+
     def __call__(
         self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
     ) -> Proposed:
         return CurrentPosterior()(key, n, posterior, contexts, prior)
-
-
-Proposal = CurrentPosterior | FromPrior | Mixture | EpochCopy

@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from consilience.core.arrays import within_range
 from consilience.core.devices import replicate
-from consilience.identity.objective import Example
+from consilience.identity.batches import Example
 from consilience.model.spaces import ParameterSpace, to_vectors
 from consilience.simulation.limits import physical_memory
 from consilience.simulation.simulations import Simulations

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 
 from consilience.identity.consistency import SelfConsistency
+from consilience.identity.setting import Setting
 from consilience.model.data import Layout, Series, Set
 from consilience.model.model import Model
 from consilience.networks.flow import Affine, Coupling
@@ -42,10 +43,6 @@ class Plan:
     epochs: int
     batch_size: int
     validation: float
-
-    @property
-    def n_multipliers(self) -> int:
-        return 0 if self.self_consistency is None else self.self_consistency.n_multipliers
 
 
 def default_plan(
@@ -112,7 +109,7 @@ def default_plan(
     smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
     wide = tandem and layout.unit_sizes[0] > WIDE
     if settings is not None:
-        settings = settings.suited(layout.kind, exact=exact, wide=wide, atomic=atomic)
+        settings = settings.resolved(Setting(layout.kind, exact, wide, atomic))
     if consistent and prior is None and model.prior.density is None:
         prior = Coupling(layers=2)
     numbers = layout.n_features * layout.rows

@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 from consilience.core.compiling import compiled
 from consilience.core.devices import split_leading
+from consilience.identity.batches import Example, take
 from consilience.identity.learned import Networks
-from consilience.identity.objective import Example, take
 
 ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 """The default optimizer, before its learning rate. One object, so that it compiles once."""

@@ -11,7 +11,9 @@ from consilience.core.arrays import within_range
 from consilience.core.compiling import compiled, on_device
 from consilience.core.types import Data
 from consilience.identity.augmentation import Spread
-from consilience.identity.objective import Example, Objective
+from consilience.identity.batches import Example
+from consilience.identity.objective import Objective
+from consilience.identity.terms import LossTerm
 from consilience.model.data import DataSpace
 from consilience.model.model import Model
 from consilience.model.spaces import ParameterSpace, to_vectors
@@ -55,6 +57,7 @@ def build_objective(
     unlabeled: Data | None,
     atoms: int | None = None,
     validity: Validity | None = None,
+    terms: tuple[LossTerm, ...] = (),
 ) -> Objective:
     """What training minimises, once the likelihood and the unlabelled data are seen to fit."""
     settings, layout = plan.self_consistency, data.layout
@@ -68,13 +71,14 @@ def build_objective(
         arrays, _ = layout.check(unlabeled, "unlabeled")
         observed = layout.unnamed({name: jnp.asarray(a) for name, a in arrays.items()})
     if settings is None:
-        # Without the model, a model written anew compiles nothing anew.
-        return Objective(model if atoms else None, parameters, data, atoms=atoms)
+        # Leave the model out, so that redefining it does not trigger recompilation.
+        owner = model if atoms or terms else None
+        return Objective(owner, parameters, data, atoms=atoms, more=terms)
     if plan.exact:
         check_likelihood(model, simulations)
     spread = data_spread(data, simulations.x, observed)
     return Objective(
-        model, parameters, data, settings, plan.exact, spread, observed, atoms, validity
+        model, parameters, data, settings, plan.exact, spread, observed, atoms, validity, terms
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -16,13 +17,15 @@ from consilience.core.devices import Devices, gather, make_mesh, replicate
 from consilience.core.keys import keyed
 from consilience.core.provenance import Origin, in_words, key_name, versions
 from consilience.core.types import Data, PRNGKey
+from consilience.identity.batches import Example
 from consilience.identity.consistency import SelfConsistency
+from consilience.identity.criteria import trained
 from consilience.identity.learned import (
     Networks,
     build_networks,
 )
-from consilience.identity.objective import Example
 from consilience.identity.schedules import Cosine, Schedule
+from consilience.identity.terms import LossTerm, check_terms
 from consilience.model.data import data_space
 from consilience.model.host import failures_as_raised
 from consilience.model.model import Model
@@ -73,6 +76,7 @@ def fit(
     patience: int | None = None,
     devices: Devices | None = None,
     memory: int | None = None,
+    terms: Sequence[LossTerm] = (),
     progress: bool = True,
 ) -> Fit:
     """Learn the posterior of a model from its simulations.
@@ -100,6 +104,9 @@ def fit(
     `memory`: bytes of data to hold at once, by default a quarter of the machine's memory. Runs
     in a store that are larger are read as training goes, in parts.
 
+    `terms`: more terms of the loss, added to the built-in ones: see
+    `consilience.identity.terms.LossTerm`.
+
     Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
 
     >>> import consilience as cs, numpyro.distributions as dist
@@ -113,6 +120,7 @@ def fit(
     'finished'
     """
     check_simulations(model, simulations)
+    check_terms(terms)
     likelihood = likelihood or None
     room = part_size(simulations, memory)
     # Runs are alike: where not all can be held, scales and checks come from the first.
@@ -153,17 +161,20 @@ def fit(
     validity = None
     if plan.recipe.likelihood is not None:
         validity = find_validity(parameters, simulations.attempts, start, for_validity)
-    objective = build_objective(model, parameters, data, plan, some, unlabeled, atoms, validity)
+    objective = build_objective(
+        model, parameters, data, plan, some, unlabeled, atoms, validity, tuple(terms)
+    )
     source = (
         Whole(to_examples(parameters, simulations, train), plan.batch_size, mesh)
         if room is None
         else Streamed(parameters, simulations, train, plan.batch_size, room, mesh)
     )
-    multipliers = on_device(np.zeros(plan.n_multipliers)) if plan.n_multipliers else None
+    settings = plan.self_consistency
+    criterion = None if settings is None else trained(settings.criterion, settings.samples)
     networks, history = _train(
-        build_networks(plan.recipe, parameters, data, for_networks, multipliers)
+        build_networks(plan.recipe, parameters, data, for_networks, criterion)
         if start is None
-        else dataclasses.replace(start.networks, multipliers=multipliers),
+        else dataclasses.replace(start.networks, criterion=criterion),
         objective,
         source,
         to_examples(parameters, simulations, held_out) if len(held_out) else None,
@@ -177,7 +188,7 @@ def fit(
         mesh=mesh,
         progress=progress,
     )
-    settings = {
+    record = {
         "epochs": plan.epochs,
         "batch_size": plan.batch_size,
         "validation": plan.validation,
@@ -190,10 +201,11 @@ def fit(
         "unlabeled": 0 if unlabeled is None else len(jax.tree.leaves(objective.unlabeled)[0]),
         "atoms": atoms,
         "started_from_a_fit": start is not None,
+        **({"terms": [term.name for term in terms]} if terms else {}),
     }
     attempts = simulations.attempts
     tried = len(simulations) if attempts is None else len(attempts.valid)
-    origin = Origin(key_name(key), simulations.key, tried, settings, versions())
+    origin = Origin(key_name(key), simulations.key, tried, record, versions())
     return assemble(model, parameters, data, networks, plan.recipe, history, validity, origin)
 
 
