@@ -15,4 +15,6 @@ def _expanded(item, folder: Path):
         return {title: _expanded(part, folder) for title, part in item.items()}
     if "*" not in item:
         return item
-    return sorted(page.relative_to(folder).as_posix() for page in folder.glob(item))
+    # The page that lists a folder comes first.
+    pages = sorted(folder.glob(item), key=lambda page: (page.stem != "index", page.name))
+    return [page.relative_to(folder).as_posix() for page in pages]

@@ -119,7 +119,10 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     tandem = default_plan(vectors, vector, 2, 1000)
     page = (DOCS / "choices.md").read_text()
     assert exact.recipe.posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
-    assert "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; in tandem 6 layers" in page
+    assert (
+        "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; learned jointly with a likelihood, 6 layers"
+        in page
+    )
     few = default_plan(vectors, vector, 2, 128, self_consistency=False)
     assert cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
     assert few.recipe.posterior == cs.Coupling(dropout=0.05)
@@ -142,15 +145,15 @@ def test_the_choices_that_a_page_names_are_those_of_the_library():
     assert exact.epochs * (128 // exact.batch_size) == 2000
     assert (exact.validation, plain.validation, few.validation) == (0.0, 0.0, 0.1)
     assert tandem.epochs * (1000 // tandem.batch_size) == pytest.approx(12_000, rel=0.01)
-    assert "in tandem 12,000, and at least 150 epochs" in page
+    assert "learned jointly 12,000, and at least 150 epochs" in page
     assert exact.self_consistency.augmentation == cs.Bootstrap(0.1)
     with_likelihood = default_plan(two_moons.model(), vector, 2, 1000)
     assert with_likelihood.self_consistency.augmentation == cs.Bootstrap(0.5)
     assert tandem.self_consistency.augmentation == cs.Bootstrap(0.1)
     wide = default_plan(vectors, make_layout({"data": (21,)}, Vector(), True), 2, 1000)
     assert wide.self_consistency.schedules == (cs.Step(0.5, after=0.1), cs.Constant())
-    assert "more than 20 numbers 0 for the first half, then 0.1" in page
-    assert "more than 20 numbers 1 throughout" in page
+    assert "more than 20 values 0 for the first half, then 0.1" in page
+    assert "more than 20 values 1 throughout" in page
 
 
 def results(page: str, title: str) -> dict[str, list[str]]:

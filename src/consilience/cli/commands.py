@@ -1,7 +1,7 @@
 """What the commands around a model of the user's own do; `options.py` has their options.
 
 Results go to standard output, notes and progress to standard error. A command returns its
-exit code; bad input is an `InputError`, or another error that `cli.py` shows in one line.
+exit code; bad input is an `InputError`, or another error that `main.py` shows in one line.
 """
 
 import argparse
