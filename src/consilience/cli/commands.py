@@ -31,7 +31,6 @@ from consilience.core.files import write
 from consilience.core.provenance import key_words
 from consilience.core.types import Data, PRNGKey
 from consilience.diagnostics.check import AS_IS, CORRECTED, MCMC, MODEL, Check
-from consilience.model.external import External
 from consilience.model.model import Model
 from consilience.model.run import Task
 from consilience.posterior.fit import Fit
@@ -97,7 +96,7 @@ def _terminable() -> Iterator[None]:
 @contextlib.contextmanager
 def _workers(model: Model, key: PRNGKey, options: argparse.Namespace) -> Iterator[Executor | None]:
     """As many processes as were asked for; None for the default."""
-    if not isinstance(model.simulator, External):
+    if model.external is None:
         given = {
             "--timeout": options.timeout,
             "--retry": options.retry,
@@ -109,10 +108,10 @@ def _workers(model: Model, key: PRNGKey, options: argparse.Namespace) -> Iterato
                 f"{' and '.join(named)}: for simulators outside JAX alone. That of {options.model} "
                 "is compiled, and makes many runs at once: leave it out."
             )
-    if not isinstance(model.simulator, External) or options.workers is None:
+    if model.external is None or options.workers is None:
         yield None
         return
-    task = Task(model.simulator.function, key_words(key), options.timeout)
+    task = Task(model.external, key_words(key), options.timeout)
     with Workers(task, options.workers) as workers:
         yield workers
 

@@ -364,6 +364,8 @@ def assemble(
 ) -> Fit:
     """Trained networks and their spaces as a `Fit`."""
     flow, prior = networks.likelihood, networks.prior
+    if model.external is not None:
+        model = model.with_layout(data.layout)  # that of the runs
     likelihood = None if flow is None else Likelihood(flow, parameters, data, validity)
     return Fit(
         model=model,

@@ -17,6 +17,7 @@ import numpy as np
 from consilience.core.arrays import as_count
 from consilience.core.types import Data, PRNGKey, Theta
 from consilience.identity.consistency import SelfConsistency
+from consilience.model.data import Layout
 from consilience.model.model import Model
 from consilience.networks.flow import Coupling
 from consilience.networks.summary import Summary
@@ -138,7 +139,9 @@ def sequential(
             "Atomic proposals need the prior's density, and this prior can only be sampled: "
             "pass proposal=cs.Truncated()."
         )
-    _check_one(model, x)
+    layout = find_layout(model)
+    _check_one(layout, x)
+    model = model.with_layout(layout)
     settings = {
         "simulations": simulations,
         "proposal": proposal,
@@ -189,8 +192,8 @@ def sequential(
     return done
 
 
-def _check_one(model: Model, x: Data):
-    _, batched = find_layout(model).check(x)
+def _check_one(layout: Layout, x: Data):
+    _, batched = layout.check(x)
     if batched:
         raise ValueError("Sequential rounds serve one observation, got a batch: pass one of them.")
 
