@@ -17,7 +17,7 @@ import xarray as xr
 
 import consilience as cs
 from consilience.cli import main as cli
-from consilience.cli.commands import CODES, NO_MEMORY
+from consilience.cli.codes import CODES, NO_MEMORY
 from consilience.cli.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
 from consilience.diagnostics import check
 from consilience.experiments import registry

@@ -9,7 +9,8 @@ import xarray as xr
 from consilience import plots
 from consilience.core.html import Html, element, joined
 from consilience.core.provenance import KeyName, versions
-from consilience.diagnostics.check import AS_IS, CORRECTED, HEAVY, MCMC, MODEL
+from consilience.diagnostics.check import HEAVY
+from consilience.diagnostics.verdicts import AS_IS, CORRECTED, MCMC, MODEL
 from consilience.model.model import Model, short
 from consilience.report.assessment import calibration, outside, recovery
 from consilience.report.findings import Findings
