@@ -266,6 +266,8 @@ def _single(
     """The outcome of one run of a chunk, or what the function raised."""
     try:
         (outcome,) = fn(task, numbers[i : i + 1], {name: a[i : i + 1] for name, a in theta.items()})
+        if (outcome.mark, outcome.number) != (task.mark, numbers[i]):
+            raise ValueError(f"The function gave the outcome of another run than {numbers[i]}.")
     except Exception as error:
         return error
     return outcome
