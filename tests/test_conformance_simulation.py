@@ -185,7 +185,7 @@ def test_a_simulator_that_cannot_be_hashed_is_refused():
         cs.Model(PRIOR, Equal())
 
 
-def test_a_fit_knows_the_layout_that_its_model_does_not(simulator):
+def test_a_fit_knows_the_layout_that_its_model_does_not(simulator, tmp_path):
     model = cs.Model(PRIOR, simulator)
     sims = cs.simulate(model, 64, key=KEY, executor=Here(), progress=False)
     fit = quick(model, sims, posterior=TINY, self_consistency=None)
@@ -193,8 +193,11 @@ def test_a_fit_knows_the_layout_that_its_model_does_not(simulator):
     assert fit.model.layout.shapes == {"data": (3,)}
     # So it needs no run that succeeds to record those that fail.
     far = {"mu": np.array([np.inf]), "sigma": np.ones(1)}
-    with pytest.raises(ValueError, match="infinite"):
-        cs.simulate_at(fit.model, far, key=KEY)
+    failed = cs.simulate_at(fit.model, far, key=KEY, executor=Here(), progress=False)
+    assert failed.failures.reasons == {"not finite": 1} and failed.x.shape == (1, 3)
+    fit.save(tmp_path / "fit")
+    assert cs.load(tmp_path / "fit", model).model.layout == fit.model.layout
+    assert model.layout is None
 
 
 def test_failed_runs_alone_are_recorded_where_the_layout_is_known():
