@@ -19,7 +19,7 @@ from consilience.model.priors import as_prior
 from consilience.model.run import Task, run_chunk
 from consilience.simulation.programs import program_of
 from consilience.simulation.settings import Executor
-from consilience.simulation.simulate import find_layout
+from consilience.simulation.simulate import find_layout, with_spec
 from consilience.simulation.starting import importable
 from consilience.simulation.workers import Workers
 from tests import simulators
@@ -205,7 +205,7 @@ def test_failed_runs_alone_are_recorded_where_the_layout_is_known():
     sure = {"mu": np.zeros(2), "sigma": np.full(2, 1.8)}
     with pytest.raises(ValueError, match="No run has shown the shape of the data"):
         cs.simulate_at(model, sure, key=KEY, progress=False)
-    known = model.with_layout(find_layout(model))
+    known = with_spec(model)
     sims = cs.simulate_at(known, sure, key=KEY, progress=False)
     assert sims.failures.reasons == {"raised": 2} and sims.x.shape == (2, 3)
     assert model.layout is None

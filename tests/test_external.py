@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 import consilience as cs
-from consilience.model.data import layout_of
 from consilience.model.priors import as_prior
 from consilience.model.run import Spec, Task, run_one, stream
 from consilience.simulation.simulate import find_layout
@@ -79,7 +78,7 @@ def test_the_shape_is_found_by_a_run_that_is_not_repeated():
         sims = cs.simulate(model, 20, key=KEY, executor=executor, progress=False)
     assert sims.x.shape == (20, 5, 2)
     assert len(calls) == 20 == len(set(calls))
-    known = model.with_layout(layout_of(sims.blank, model.data))
+    known = model.with_spec(Spec.of(sims.x[0]))
     assert find_layout(known).shapes == {"data": (5, 2)}
     assert len(calls) == 20
 

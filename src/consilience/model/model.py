@@ -23,7 +23,7 @@ from consilience.model.external import External, is_external
 from consilience.model.host import OnHost
 from consilience.model.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.model.purity import trace_likelihood, trace_simulator
-from consilience.model.run import DATA
+from consilience.model.run import DATA, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Model(eqx.Module):
     simulator: Callable[[PRNGKey, Any], Data] | External | None = eqx.field(static=True)
     likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
     data: Kind | None = eqx.field(static=True)
+    spec: Spec | None = eqx.field(static=True)
+    """The arrays of the data of a simulator outside JAX, once runs have shown them."""
     _layout: Layout | None = eqx.field(static=True)
 
     def __init__(
@@ -80,7 +82,7 @@ class Model(eqx.Module):
         self.simulator = simulator
         self.likelihood = log_likelihood
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
-        self._layout = None
+        self.spec, self._layout = None, None
         if self.external is not None:
             self.external.check(self.prior.shapes)
         elif simulator is not None:
@@ -107,12 +109,13 @@ class Model(eqx.Module):
             return self.external.name
         return getattr(self.simulator, "__qualname__", type(self.simulator).__name__)
 
-    def with_layout(self, layout: Layout) -> "Model":
-        """This model, once its runs have shown the layout of the data."""
-        if layout == self._layout:
-            return self
+    def with_spec(self, spec: Spec) -> "Model":
+        """This model with what its runs have shown of the data, and so with their layout."""
         known = copy.copy(self)
-        object.__setattr__(known, "_layout", layout)  # a new module, not yet seen by anyone
+        layout = make_layout(spec.shapes, self.data, spec.bare)
+        # Modules are frozen, but nobody has seen this one yet.
+        object.__setattr__(known, "spec", spec)
+        object.__setattr__(known, "_layout", layout)
         return known
 
     @classmethod

@@ -192,6 +192,11 @@ class Spec:
         arrays = tuple((name, a.shape, kind(a).str) for name, a in _named(x).items())
         return cls(arrays, not isinstance(x, dict))
 
+    @classmethod
+    def floats(cls, shapes: Mapping[str, tuple[int, ...]], bare: bool) -> "Spec":
+        """Arrays of these shapes, which hold any real numbers."""
+        return cls(tuple((name, shape, "<f8") for name, shape in shapes.items()), bare)
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, shape, _ in self.arrays}

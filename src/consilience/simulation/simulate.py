@@ -13,7 +13,7 @@ from consilience.core.compiling import compiled
 from consilience.core.keys import keyed
 from consilience.core.provenance import KeyName, key_name, key_words
 from consilience.core.types import PRNGKey, Theta
-from consilience.model.data import Layout, make_layout
+from consilience.model.data import Layout
 from consilience.model.model import Model
 from consilience.model.run import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.model.spaces import ParameterSpace
@@ -58,9 +58,10 @@ def simulate(
     `store`: a folder to keep runs in as they arrive, a Zarr store. Called again, after a crash
     or with a larger `n`, only what is missing is run. `Simulations.open` reads it.
 
-    For simulators outside JAX (`cs.external`, `cs.command`):
+    For simulators outside JAX (`cs.external`, `cs.command`, or one of your own):
 
-    `executor`: any `concurrent.futures.Executor`; by default a process for each core.
+    `executor`: any `concurrent.futures.Executor`, or an object of your own with its `submit`; by
+    default a process for each core.
     `timeout`: seconds after which a run counts as failed.
     `retry`: further attempts at runs that failed, with the same parameters and random numbers:
     for failures that pass, not for parameters that the simulator cannot take.
@@ -130,7 +131,7 @@ def _in_memory(
     """Runs at the parameters that `draw` gives; `name`: of the key, if it alone made those too."""
     runs, external = Memory(n), model.external
     assert external is not None
-    run_campaign(external, runs, n, draw, key_words(key), settings, _known_spec(model))
+    run_campaign(external, runs, n, draw, key_words(key), settings, model.spec)
     assert runs.spec is not None
     numbers = np.arange(n)
     x, failed = runs.spec.unnamed(runs.x), runs.failures(numbers)
@@ -151,7 +152,7 @@ def _simulate_stored(
         else:
             again = lambda i: run_again(external, runs, i, draw, key_words(key), settings)  # noqa: E731
             check_program(runs, program, n, again)
-            run_campaign(external, runs, n, draw, key_words(key), settings, _known_spec(model))
+            run_campaign(external, runs, n, draw, key_words(key), settings, model.spec)
     return _stored(runs, n)
 
 
@@ -201,14 +202,6 @@ def _spec(model: Model, x: Any) -> Spec:
     return Spec(arrays, model.layout.bare)
 
 
-def _known_spec(model: Model) -> Spec | None:
-    """The arrays of the data, where the model says what they are; any number is a float."""
-    if model.layout is None:
-        return None
-    arrays = tuple((name, shape, "<f8") for name, shape in model.layout.shapes.items())
-    return Spec(arrays, model.layout.bare)
-
-
 def _stored(runs: Store, n: int) -> Simulations:
     numbers = np.arange(n)
     return Simulations(runs.theta(numbers), Unread(runs, numbers), runs.failures(numbers))
@@ -216,10 +209,17 @@ def _stored(runs: Store, n: int) -> Simulations:
 
 def find_layout(model: Model) -> Layout:
     """The layout of a model's data. Where the model does not know it, the simulator is run once."""
-    if model.layout is not None:
-        return model.layout
-    if model.external is None:
+    layout = (model if model.external is None else with_spec(model)).layout
+    if layout is None:
         raise ValueError("This model has no simulator: pass one to cs.Model.")
+    return layout
+
+
+def with_spec(model: Model) -> Model:
+    """A model of a simulator outside JAX with the arrays of its data, for which it is run once."""
+    if model.spec is not None:
+        return model
+    assert model.external is not None
     task = Task(model.external, (0, 0))
     theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
     tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
@@ -229,8 +229,7 @@ def find_layout(model: Model) -> Layout:
             f"The simulator failed {TRIES} times, at parameters drawn from the prior: look at "
             "cs.simulate(model, ...).failures."
         )
-    spec = Spec.of(good.x)
-    return make_layout(spec.shapes, model.data, spec.bare)
+    return model.with_spec(Spec.of(good.x))
 
 
 @compiled
