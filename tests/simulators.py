@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -98,3 +99,67 @@ def serves_nothing(connection, current, task):
 
 def noisy_pair(rng, theta):
     return theta + rng.normal(size=2)
+
+
+def waits(rng, mu, sigma):
+    time.sleep(60)
+    return noisy(rng, mu, sigma)
+
+
+def has_jax(rng, mu, sigma):
+    return np.array([float("jax" in sys.modules)])
+
+
+def runs_nothing(task, numbers, theta):
+    """To be submitted in place of `run_chunk`."""
+    pairs = zip(numbers.tolist(), theta["mu"], strict=True)
+    return [Outcome(np.array([mu]), None, 0.0, number, task.mark) for number, mu in pairs]
+
+
+def mixes_up(task, numbers, theta):
+    """To be submitted in place of `run_chunk`."""
+    return [outcome._replace(number=7) for outcome in run_chunk(task, numbers, theta)]
+
+
+def raises(task, numbers, theta):
+    """To be submitted in place of `run_chunk`."""
+    raise KeyError("by the function itself")
+
+
+class Own:
+    """A user's simulator, which inherits from nothing; the library stops its runs."""
+
+    keeps_time = False
+
+    def __init__(self, seconds: float = 0.0):
+        self.seconds = seconds
+
+    @property
+    def name(self):
+        return "own"
+
+    @property
+    def function(self):
+        return type(self)
+
+    @property
+    def program(self):
+        return ("own", type(self), self.seconds)
+
+    def check(self, shapes):
+        if set(shapes) != {"mu", "sigma"}:
+            raise ValueError(f"The parameters are mu and sigma, got {sorted(shapes)}.")
+
+    def run(self, rng, theta, timeout):
+        time.sleep(self.seconds)
+        return noisy(rng, **theta)
+
+
+class Patient(Own):
+    """One that keeps time by itself."""
+
+    keeps_time = True
+
+    def run(self, rng, theta, timeout):
+        time.sleep(timeout)
+        raise TimeoutError

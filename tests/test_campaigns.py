@@ -20,8 +20,9 @@ import pytest
 
 import consilience as cs
 from consilience.model.priors import as_prior
-from consilience.model.run import Task
-from consilience.simulation.workers import StartError, Workers, importable
+from consilience.model.run import Task, run_chunk
+from consilience.simulation.starting import StartError, importable
+from consilience.simulation.workers import Workers
 from tests import simulators
 from tests.conftest import quick
 from tests.families import NAME, assert_none_left, family
@@ -416,21 +417,21 @@ def test_ctrl_c_keeps_what_has_arrived_and_says_how_to_go_on(plain, tmp_path, in
 def test_simulators_that_cannot_be_imported_are_inherited(plain):
     shift = 10.0
     inside = lambda rng, mu, sigma: shift + simulators.noisy(rng, mu, sigma)  # noqa: E731
-    assert importable(simulators.noisy) and not importable(inside)
+    assert importable(cs.external(simulators.noisy)) and not importable(cs.external(inside))
     np.testing.assert_allclose(simulate(inside, executor=None).x, plain.x + 10.0)
 
 
 def test_notebooks_and_standard_input_have_no_script_to_import(monkeypatch):
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert importable(simulators.noisy)
+    assert importable(cs.external(simulators.noisy))
     monkeypatch.setattr(simulators.noisy, "__module__", "__main__")
     main.noisy = simulators.noisy
-    assert not importable(simulators.noisy)
+    assert not importable(cs.external(simulators.noisy))
     main.__file__ = __file__
-    assert importable(simulators.noisy)
+    assert importable(cs.external(simulators.noisy))
     main.__file__ = "<stdin>"
-    assert not importable(simulators.noisy)
+    assert not importable(cs.external(simulators.noisy))
 
 
 def test_workers_import_a_script_only_for_its_own_functions(monkeypatch, tmp_path, plain):
@@ -456,9 +457,10 @@ def test_workers_that_cannot_start_say_why(monkeypatch):
 
 def test_workers_leave_no_process_behind():
     before = set(multiprocessing.active_children())
-    workers = Workers(Task(simulators.noisy, (0,)), 2)
+    task = Task(cs.external(simulators.noisy), (0,))
+    workers = Workers(task, 2)
     theta = {"mu": np.zeros(4), "sigma": np.ones(4)}
-    assert len(workers.submit(None, None, np.arange(4), theta).result()) == 4
+    assert len(workers.submit(run_chunk, task, np.arange(4), theta).result()) == 4
     workers.shutdown()
     assert set(multiprocessing.active_children()) <= before
 

@@ -17,7 +17,7 @@ import xarray as xr
 
 import consilience as cs
 from consilience.cli import main as cli
-from consilience.cli.commands import CODES, NO_MEMORY
+from consilience.cli.codes import CODES, NO_MEMORY
 from consilience.cli.inputs import InputError, check_netcdf, check_out, read_data, write_netcdf
 from consilience.diagnostics import check
 from consilience.experiments import registry
@@ -615,7 +615,7 @@ def test_a_device_out_of_memory_is_told_in_a_line(store, tmp_path, capsys, monke
     def exhausted(*args, **settings):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
 
-    monkeypatch.setattr(training, "fit", exhausted)
+    monkeypatch.setattr("consilience.training.train.fit", exhausted)
     words = ("fit", f"{HERE}:MODEL", store, "--out", tmp_path / "fit.safetensors")
     assert run(*words) == NO_MEMORY
     assert "Train on fewer runs" in capsys.readouterr().err
@@ -710,7 +710,7 @@ model = cs.Model({"mu": dist.Normal(0, 1)}, cs.external(noisy))
 
 def started(folder, *words) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "consilience.cli.main", *map(str, words)],
+        [sys.executable, "-m", "consilience.cli", *map(str, words)],
         cwd=folder,
         env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         stdout=subprocess.PIPE,

@@ -75,10 +75,11 @@ def test_the_shape_is_found_by_a_run_that_is_not_repeated():
     assert model.layout is None and not calls
     assert "shape known after its first run" in repr(model)
     with ThreadPoolExecutor(2) as executor:
-        cs.simulate(model, 20, key=KEY, executor=executor, progress=False)
-    assert model.layout.shapes == {"data": (5, 2)}
+        sims = cs.simulate(model, 20, key=KEY, executor=executor, progress=False)
+    assert sims.x.shape == (20, 5, 2)
     assert len(calls) == 20 == len(set(calls))
-    find_layout(model)
+    known = model.with_spec(Spec.of(sims.x[0]))
+    assert find_layout(known).shapes == {"data": (5, 2)}
     assert len(calls) == 20
 
 
@@ -92,8 +93,9 @@ def test_a_trial_run_finds_the_layout_where_nothing_else_has():
         return rng.normal(size=2)
 
     model = cs.Model(PRIOR, cs.external(simulate), data=cs.Vector(counts=True))
-    assert find_layout(model).kind == cs.Vector(counts=True)
-    assert find_layout(model).shapes == {"data": (2,)}
+    layout = find_layout(model)
+    assert layout.kind == cs.Vector(counts=True)
+    assert layout.shapes == {"data": (2,)}
     assert len(calls) == 3
 
 
@@ -121,7 +123,7 @@ def test_data_that_do_not_match_the_first_run_say_how():
 
 
 def test_odd_results_are_failures_not_data():
-    run_of = lambda x: run_one(Task(lambda rng: x, (0,)), 0, {})  # noqa: E731
+    run_of = lambda x: run_one(Task(cs.external(lambda rng: x), (0,)), 0, {})  # noqa: E731
     assert run_of("text").failure.reason == "wrong shape"
     assert run_of(None).failure.reason == "wrong shape"
     assert run_of(np.array([1.0, np.nan])).failure.reason == "not finite"
@@ -135,7 +137,7 @@ def test_a_simulator_may_catch_all_exceptions_and_still_be_stopped():
         except Exception:
             return np.zeros(1)
 
-    assert run_one(Task(stubborn, (0,), 0.05), 0, {}).failure.reason == "timed out"
+    assert run_one(Task(cs.external(stubborn), (0,), 0.05), 0, {}).failure.reason == "timed out"
 
 
 def test_bad_external_simulators_are_refused():
@@ -195,7 +197,7 @@ def test_formats_that_do_not_suit_a_parameter_are_refused(line, message):
 
 def test_formats_that_python_has_may_be_written():
     line = "echo {mu!r:>30} '{mu: 8.3f}' {mu:+e} {mu.real} {seed:05d} '{{mu}}'"
-    words = cs.command(line).function._words({"mu": 0.5, "seed": 7})
+    words = cs.command(line)._words({"mu": 0.5, "seed": 7})
     assert words[1:] == [" " * 27 + "0.5", "   0.500", "+5.000000e-01", "0.5", "00007", "{mu}"]
 
 

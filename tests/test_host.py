@@ -1,5 +1,8 @@
 """Log-likelihoods that JAX cannot see: the same numbers, few calls, honest errors."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import pytest
 from scipy import stats
 
 import consilience as cs
+from consilience.model.host import failures_as_raised
 from tests.conftest import ROWS, quick
 from tests.gaussian import DIM, Sum
 
@@ -229,3 +233,59 @@ def test_a_failure_outside_of_a_fit_does_not_come_out_of_a_later_one(sims):
         jax.block_until_ready(nested(cs.OnHost(old))(*batch()))
     with pytest.raises(ArithmeticError, match="a new mistake"):
         quick(model_of(cs.OnHost(new)), sims, self_consistency=None)
+
+
+def failing_as(name, after=0):
+    """A batched likelihood that works `after` times, then fails with its name."""
+    many = Many()
+
+    def fail(calls, values):
+        if calls > after:
+            raise LookupError(f"the tables of {name}\nend here")
+        return values
+
+    many.fail = fail
+    return cs.OnHost(many, batched=True)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_two_fits_at_once_raise_each_its_own_exception(sims, after):
+    together = Barrier(2)
+
+    def trained(name):
+        model = model_of(failing_as(name, after))
+        together.wait()
+        with pytest.raises(LookupError, match=f"the tables of {name}"):
+            quick(model, sims, **OPTIONS)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(trained, ["the first", "the second"]))
+
+
+def test_calls_at_once_raise_each_their_own_exception():
+    def called(name):
+        compiled = nested(failing_as(name))
+        for _ in range(10):
+            with pytest.raises(LookupError, match=f"the tables of {name}"), failures_as_raised():
+                jax.block_until_ready(compiled(*batch()) + 1.0)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(called, ["a", "b", "c", "d"]))
+
+
+def test_draws_at_once_raise_each_their_own_exception(host_fit, sims):
+    def corrected(name):
+        fit = eqx.tree_at(lambda f: f.model, host_fit[0], model_of(failing_as(name)))
+        with pytest.raises(LookupError, match=f"the tables of {name}"):
+            fit.sample(sims.x[0], 10, key=jax.random.key(0), corrected=True)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(corrected, ["the first", "the second"]))
+
+
+def test_an_error_of_the_library_is_not_mistaken_for_one_of_the_host():
+    """Another call fails on the host while this one raises something of its own."""
+    with pytest.raises(ValueError, match="bad input"), failures_as_raised():
+        with pytest.raises(Exception, match="the tables of another"):
+            jax.block_until_ready(nested(failing_as("another"))(*batch()))
+        raise ValueError("bad input")

@@ -441,7 +441,7 @@ def test_float64_values_too_large_for_the_float32_of_the_first_run_are_failures(
 
 
 def test_what_a_simulator_returns_is_real_numbers():
-    made = lambda x: run_one(Task(lambda rng: x, (0,)), 0, {})  # noqa: E731
+    made = lambda x: run_one(Task(cs.external(lambda rng: x), (0,)), 0, {})  # noqa: E731
     masked = np.ma.array([1.0, 2.0], mask=[False, True])
     for x, message in [
         (np.array([1.0 + 2.0j]), "x must be real numbers, but it is complex"),

@@ -55,7 +55,7 @@ def test_a_forked_child_gives_no_data_in_a_process_pool(plain):
 def test_a_forked_child_gives_no_data_in_a_thread():
     theta = {"mu": np.zeros(4), "sigma": np.full(4, 0.5)}
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
-        task = Task(simulators.forks, (0,))
+        task = Task(cs.external(simulators.forks), (0,))
         done = pool.submit(simulators.in_a_thread, task, np.arange(4), theta).result()
     assert len(done) == 4 and max(np.abs(outcome.x).max() for outcome in done) < 100
 

@@ -1,7 +1,7 @@
 """What the commands around a model of the user's own do; `options.py` has their options.
 
 Results go to standard output, notes and progress to standard error. A command returns its
-exit code; bad input is an `InputError`, or another error that `main.py` shows in one line.
+exit code; bad input is an `InputError`, or another error that `running.py` shows in one line.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from consilience.cli.codes import CODES, INTERRUPTED
 from consilience.cli.inputs import (
     InputError,
     check_netcdf,
@@ -30,8 +31,7 @@ from consilience.cli.saving import check_room, save_somewhere
 from consilience.core.files import write
 from consilience.core.provenance import key_words
 from consilience.core.types import Data, PRNGKey
-from consilience.diagnostics.check import AS_IS, CORRECTED, MCMC, MODEL, Check
-from consilience.model.external import External
+from consilience.diagnostics.check import Check
 from consilience.model.model import Model
 from consilience.model.run import Task
 from consilience.posterior.fit import Fit
@@ -43,11 +43,6 @@ from consilience.simulation.simulations import Simulations
 from consilience.simulation.store import JOURNAL, LOCK, ROOT, Store
 from consilience.simulation.workers import Workers
 from consilience.training import train
-
-INTERRUPTED = 130
-NO_MEMORY = 6
-CODES = {AS_IS: 0, CORRECTED: 3, MCMC: 4, MODEL: 5}
-"""Exit codes of `check`, by verdict."""
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -97,7 +92,7 @@ def _terminable() -> Iterator[None]:
 @contextlib.contextmanager
 def _workers(model: Model, key: PRNGKey, options: argparse.Namespace) -> Iterator[Executor | None]:
     """As many processes as were asked for; None for the default."""
-    if not isinstance(model.simulator, External):
+    if model.external is None:
         given = {
             "--timeout": options.timeout,
             "--retry": options.retry,
@@ -109,10 +104,10 @@ def _workers(model: Model, key: PRNGKey, options: argparse.Namespace) -> Iterato
                 f"{' and '.join(named)}: for simulators outside JAX alone. That of {options.model} "
                 "is compiled, and makes many runs at once: leave it out."
             )
-    if not isinstance(model.simulator, External) or options.workers is None:
+    if model.external is None or options.workers is None:
         yield None
         return
-    task = Task(model.simulator.function, key_words(key), options.timeout)
+    task = Task(model.external, key_words(key), options.timeout)
     with Workers(task, options.workers) as workers:
         yield workers
 

@@ -1,11 +1,11 @@
 """The command line, and its command around the paper: `reproduce`.
 
-The experiments are imported when one is asked for: worker processes import this file too.
+Only options are imported here, and the rest of the library once they are read: the help needs no
+JAX, and worker processes import this file too.
 """
 
 import argparse
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from consilience.cli.commands import INTERRUPTED, NO_MEMORY
 from consilience.cli.options import add_commands
-from consilience.core.compiling import keep_compiled
-from consilience.simulation.workers import StartError
-from consilience.training.train import TrainingError
 
 EXPERIMENTS = ("gmm", "two-moons", "hes1", "source", "sir")
 
@@ -32,32 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for noisy in ("jax", "matplotlib", "absl"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        code = options.command(options)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
-    except (ValueError, OSError, StartError, TrainingError) as error:
-        print(f"consilience: {error}", file=sys.stderr)
-        return 2
-    except MemoryError as error:
-        return _no_memory(error, options)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _no_memory(error, options)
-    except KeyboardInterrupt as stop:
-        print(f"consilience: stopped. {str(stop) or options.stopped}", file=sys.stderr)
-        return INTERRUPTED
+    from consilience.cli.running import run
 
-
-def _no_memory(error: Exception, options: argparse.Namespace) -> int:
-    said = (str(error).strip() or "no more could be had").splitlines()[0].rstrip(".")
-    print(f"consilience: out of memory ({said}). {options.smaller}", file=sys.stderr)
-    return NO_MEMORY
+    return run(options)
 
 
 @contextlib.contextmanager
@@ -136,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
+    from consilience.core.compiling import keep_compiled
     from consilience.experiments import registry
     from consilience.experiments.cells import Choice
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from consilience.cli import commands as run
-from consilience.diagnostics.check import AS_IS, CORRECTED, MCMC, MODEL
+from consilience.cli.codes import CODES, NO_MEMORY
+from consilience.diagnostics.verdicts import AS_IS, CORRECTED, MCMC, MODEL
 
 MODEL_HELP = "a cs.Model or a function that returns one: mymodel:model is `model` in mymodel.py"
 DATA_HELP = (
@@ -33,7 +33,6 @@ def _add_simulate(commands: Any):
     parser = _add(
         commands,
         "simulate",
-        run.simulate,
         "run a model's simulator, and keep the runs in a store",
         "Draw parameters from the prior, run the simulator on each, and keep the runs in STORE, a "
         "folder in Zarr's format. Stop it at any time: the same command runs what is missing. A "
@@ -67,7 +66,6 @@ def _add_status(commands: Any):
     parser = _add(
         commands,
         "status",
-        run.status,
         "how many runs of a store are done, failed and missing, and why",
         "What STORE holds: runs that are done, failed and missing, why and where in parameter "
         "space runs failed, and what made them. It changes nothing, and can be asked while a "
@@ -83,7 +81,6 @@ def _add_fit(commands: Any):
     parser = _add(
         commands,
         "fit",
-        run.fit,
         "learn the posterior from the runs of a store",
         "Train on the runs in STORE with the defaults of cs.fit, and write the fit to a file. "
         "Ctrl-C ends training early and keeps the best so far. Where FILE cannot be written after "
@@ -112,7 +109,6 @@ def _add_sample(commands: Any):
     parser = _add(
         commands,
         "sample",
-        run.sample,
         "draw from the posterior of observed data",
         "Draw from the learned posterior of each observation, and write the draws as netCDF, with "
         f"a variable for each parameter. {DATA_HELP}",
@@ -135,16 +131,15 @@ def _add_check(commands: Any):
     parser = _add(
         commands,
         "check",
-        run.check,
         "how far to trust the posterior of observed data",
         "Say whether to use the posterior of each observation. It costs 500 runs of the simulator, "
         f"unless --held-out gives them, and --predictive more for each observation. {DATA_HELP}",
         "consilience check fit.safetensors x.csv --model mymodel:model --out report.txt",
         {
-            run.CODES[AS_IS]: AS_IS,
-            run.CODES[CORRECTED]: f"{CORRECTED}: consilience sample --corrected",
-            run.CODES[MCMC]: MCMC,
-            run.CODES[MODEL]: MODEL,
+            CODES[AS_IS]: AS_IS,
+            CODES[CORRECTED]: f"{CORRECTED}: consilience sample --corrected",
+            CODES[MCMC]: MCMC,
+            CODES[MODEL]: MODEL,
             2: "bad input",
         },
         "For a batch, the largest code that occurs.",
@@ -162,7 +157,6 @@ def _add_report(commands: Any):
     parser = _add(
         commands,
         "report",
-        run.report,
         "a page on a fit; or the tables and figures of an experiment",
         "For FIT, a file made by consilience fit: one HTML page with everything in it, on the "
         "model, its training, its calibration and, with --observation, the posterior of observed "
@@ -194,7 +188,6 @@ def _add_report(commands: Any):
 def _add(
     commands: Any,
     name: str,
-    command: Callable[[argparse.Namespace], int],
     summary: str,
     text: str,
     example: str,
@@ -203,7 +196,7 @@ def _add(
     *,
     smaller: str,
 ) -> argparse.ArgumentParser:
-    codes = {**codes, run.NO_MEMORY: "out of memory"}
+    codes = {**codes, NO_MEMORY: "out of memory"}
     listed = "\n".join(f"  {code:<4} {meaning}" for code, meaning in sorted(codes.items()))
     parser = commands.add_parser(
         name,
@@ -212,8 +205,19 @@ def _add(
         epilog=f"example:\n  {example}\n\nexit codes:\n{listed}\n{more}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=command, stopped="Nothing was written.", smaller=smaller)
+    parser.set_defaults(command=_command(name), stopped="Nothing was written.", smaller=smaller)
     return parser
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    """A command, which imports JAX and much else once it is called."""
+
+    def call(options: argparse.Namespace) -> int:
+        from consilience.cli import commands
+
+        return getattr(commands, name)(options)
+
+    return call
 
 
 def _add_held_out(parser: Any):

@@ -9,7 +9,6 @@ import sys
 import warnings
 from typing import Any
 
-import jax
 import numpy as np
 
 ADVICE = {
@@ -33,6 +32,11 @@ def as_numbers(value: Any, what: str) -> np.ndarray:
     Traceback (most recent call last):
     TypeError: x must be real numbers, but it holds text: convert it to numbers.
     """
+    return within_range(as_real(value, what))
+
+
+def as_real(value: Any, what: str) -> np.ndarray:
+    """As `as_numbers`, with integers of any size; needs no JAX, as in a worker process."""
     if np.ma.is_masked(value):
         raise ValueError(
             f"{what} has masked entries, and nothing says what they stand for: fill them in, drop "
@@ -42,13 +46,18 @@ def as_numbers(value: Any, what: str) -> np.ndarray:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{what} must be an array of numbers: {error}") from error
-    if array.dtype.kind == "V" and jax.dtypes.issubdtype(array.dtype, np.floating):
-        array = array.astype(np.float32)  # the short floats of accelerators, such as bfloat16
+    if _is_short_float(array.dtype):
+        array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    return within_range(array.astype(array.dtype.newbyteorder("="), copy=False))
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _is_short_float(dtype: np.dtype) -> bool:
+    """Whether it is a floating-point type of accelerators, such as bfloat16."""
+    return dtype.type.__module__ == "ml_dtypes" and "float" in dtype.name
 
 
 def within_range(array: np.ndarray) -> np.ndarray:
@@ -58,6 +67,8 @@ def within_range(array: np.ndarray) -> np.ndarray:
     (array([2.14748365e+09]), dtype('int64'))
     """
     if array.dtype.kind in "iu" and array.size:
+        import jax  # here: what worker processes import needs none
+
         held = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
         if array.min() < held.min or array.max() > held.max:
             return array.astype(np.float64)
@@ -82,6 +93,8 @@ def as_count(value: Any, what: str) -> int:
 
 def computed_in() -> np.dtype:
     """The type that networks compute in: float32, or float64 under JAX's `jax_enable_x64`."""
+    import jax  # here: what worker processes import needs none
+
     return np.dtype(jax.dtypes.canonicalize_dtype(float))
 
 

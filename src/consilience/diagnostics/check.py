@@ -18,6 +18,7 @@ from consilience.core.arrays import as_count, as_numbers, within_range
 from consilience.core.compiling import compiled
 from consilience.core.html import notebook
 from consilience.core.types import Data, PRNGKey
+from consilience.diagnostics.verdicts import AS_IS, CORRECTED, MCMC, MODEL
 from consilience.identity.learned import Posterior
 from consilience.model.data import Layout, Series, Set, Vector
 from consilience.posterior.fit import Fit
@@ -25,11 +26,6 @@ from consilience.simulation.simulate import simulate, simulate_at
 from consilience.simulation.simulations import Simulations
 
 Arrays = dict[str, Any]
-
-AS_IS = "use as is"
-CORRECTED = "use the corrected draws"
-MCMC = "do not use: run MCMC"
-MODEL = "do not use: revise the model"
 
 RARE = 0.01
 """Below this p-value an observation is not like the simulations, or like its predictions."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
+from consilience.core.arrays import warn_caller
 from consilience.core.guardian import guardian
 from consilience.core.processes import MARK, children_end, end
-from consilience.core.types import Data
 
 SEED, OUTPUT = "seed", "output"
 """The fields of a command line that are not parameters."""
@@ -32,12 +32,25 @@ class CommandError(RuntimeError):
     """A command that ended with an exit code other than zero."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Command:
-    """A command line with fields in braces; see `consilience.model.external.command`."""
+    """A command line as a simulator; see `consilience.model.external.command`."""
 
     line: str
-    read: Callable[[Any], Data] | None = None
+    read: Callable[[Any], Any] | None = None
+    keeps_time = True
+
+    @property
+    def name(self) -> str:
+        return self.line
+
+    @property
+    def function(self) -> Callable[[Any], Any] | None:
+        return self.read
+
+    @property
+    def program(self) -> tuple[Any, ...]:
+        return self.line, self.read
 
     @property
     def fields(self) -> set[str]:
@@ -58,6 +71,43 @@ class Command:
         return [field for word in words for field in _fields(word)]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]):
+        """Refuse parameters that the line does not use, or writes in a way that does not suit."""
+        self._check_names(set(shapes))
+        self._check_formats(shapes)
+        self._warn_of_unused(shapes)
+
+    def _check_names(self, names: set[str]):
+        unknown = self.fields - names - {SEED, OUTPUT}
+        if unknown:
+            raise ValueError(
+                f"The command has the fields {sorted(unknown)}, which are no parameters: the "
+                f"prior names {sorted(names)}; {{{SEED}}} and {{{OUTPUT}}} are there too. "
+                "Double a brace to write it as it is."
+            )
+        if names & {SEED, OUTPUT}:
+            raise ValueError(
+                f"{SEED!r} and {OUTPUT!r} have a meaning of their own in a command: give the "
+                "parameter another name."
+            )
+        unused = sorted(names - self.fields)
+        if unused:
+            raise ValueError(
+                f"The command line does not use the parameters {unused}, so that no run could "
+                f"depend on them: write {{{unused[0]}}} where it belongs, or leave them out of the "
+                "prior."
+            )
+
+    def _warn_of_unused(self, shapes: Mapping[str, tuple[int, ...]]):
+        """Warn of an array of which only some values are written."""
+        for name, shape in shapes.items():
+            used = {field.index for field in self.written() if field.name == name}
+            if math.prod(shape) > len(used) and all(i.startswith("[") for i in used):
+                warn_caller(
+                    f"The command line uses {len(used)} of the {math.prod(shape)} values of the "
+                    f"parameter {name!r}: no run depends on the others."
+                )
+
+    def _check_formats(self, shapes: Mapping[str, tuple[int, ...]]):
         """Refuse a format or an index that does not suit a parameter of its shape."""
         for field in self.written():
             if field.name in shapes:
@@ -71,7 +121,7 @@ class Command:
                         f"{field.name!r}, which is {holds}: {error}."
                     )
 
-    def run(self, rng: Generator, theta: Mapping[str, Any], timeout: float | None) -> Data:
+    def run(self, rng: Generator, theta: Mapping[str, Any], timeout: float | None) -> Any:
         """One run; `TimeoutError` where it takes more seconds than `timeout`."""
         values = {name: _text(value) for name, value in theta.items()}
         values[SEED] = int(rng.integers(2**31))
@@ -84,7 +134,7 @@ class Command:
                 raise CommandError(f"The command ended well, but wrote no file {{{OUTPUT}}}.")
             return self._read(path)
 
-    def _read(self, source: str | Path) -> Data:
+    def _read(self, source: str | Path) -> Any:
         if self.read is None:
             return _numbers(source if isinstance(source, str) else source.read_text())
         with children_end():  # before the folder of the output is cleared
@@ -93,6 +143,9 @@ class Command:
     def _words(self, values: Mapping[str, Any]) -> list[str]:
         # Split before the fields are filled: no value can become two words.
         return [word.format(**values) for word in shlex.split(self.line)]
+
+    def __repr__(self) -> str:
+        return f"External({self.name})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,7 @@ from consilience.core.arrays import (
 )
 from consilience.core.compiling import on_device
 from consilience.core.types import Data, PRNGKey
-
-DATA = "data"
+from consilience.model.run import DATA
 
 
 @dataclasses.dataclass(frozen=True)

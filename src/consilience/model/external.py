@@ -1,46 +1,125 @@
-"""Simulators outside JAX: a Python function, or a command line.
+"""Simulators outside JAX: the interface `External`, and a Python function as one of them.
 
-A `Model` takes either in place of a JAX function. Nothing is known of the data before a first
-run: its shape is then kept, by the model and by the store of a campaign.
+A `Model` takes any object with this interface in place of a JAX function. Nothing is known of
+the data before a first run: their shapes are then kept with the runs, and the model stays as it is.
 """
 
+import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from consilience.core.arrays import warn_caller
-from consilience.core.types import Data
-from consilience.model.command import OUTPUT, SEED, Command
-from consilience.model.run import Spec
+from numpy.random import Generator
+
+from consilience.model.command import Command
 
 
-class External:
-    """A simulator outside JAX; `spec` is what its first run was seen to give, None before."""
+@runtime_checkable
+class External(Protocol):
+    """A simulator outside JAX: `cs.external` and `cs.command` make one, and so can you.
 
-    def __init__(self, function: Callable[..., Data] | Command):
-        self.function = function
-        self.spec: Spec | None = None
+    `name`: what the simulator is called in reports and in the description of a store.
+    `function`: the Python code of the user's own that a run calls, a function or a class. Worker
+    processes import its module. None where a run calls no such code.
+    `program`: what tells this simulator from another of the same name, in a tuple: texts, and
+    functions whose code counts. A store that another program has made is not added to.
+    `keeps_time`: whether `run` ends by itself, in any thread, when its time is up. Where it is
+    False, the library stops `run` by a signal, in a process of its own. Where it is True, `run`
+    gets a `KeyboardInterrupt` when its worker has to end, and can end what it has started.
+
+    How to write your own: have these four attributes and the two methods, nothing to inherit
+    from. The object must be hashable, and should be picklable: worker processes get a copy. Where
+    it is not, workers are forks of this process. A run may depend on its arguments alone.
+
+    Example:
+        >>> import consilience as cs, jax, numpy as np, numpyro.distributions as dist
+        >>> class Dice:
+        ...     name, program, keeps_time = "dice", ("dice", "with six faces"), False
+        ...     function = property(type)
+        ...     def check(self, shapes):
+        ...         if set(shapes) != {"loaded"}:
+        ...             raise ValueError("The dice have one parameter, `loaded`.")
+        ...     def run(self, rng, theta, timeout):
+        ...         return np.where(rng.random(3) < theta["loaded"], 6, rng.integers(1, 7, size=3))
+        >>> model = cs.Model({"loaded": dist.Uniform(0, 1)}, Dice())
+        >>> cs.simulate(model, 20, key=jax.random.key(0), progress=False)
+        Simulations: 20 runs, theta: loaded (); x: (3,)
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> Callable[..., Any] | None: ...
+
+    @property
+    def program(self) -> tuple[Any, ...]: ...
+
+    @property
+    def keeps_time(self) -> bool: ...
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise a ValueError if the simulator does not take these parameters.
+
+        Args:
+            shapes: the shape of each parameter of the prior, by name; `()` for one number.
+        """
+        ...
+
+    def run(self, rng: Generator, theta: Mapping[str, Any], timeout: float | None) -> Any:
+        """The data of one run: an array or a dictionary of arrays, of the same shape in every run.
+
+        Args:
+            rng: the random numbers of this run.
+            theta: the parameters of this run by name, as floats or arrays.
+            timeout: how many seconds the run may take; None where `keeps_time` is False, or where
+                there is no limit.
+
+        Raises:
+            TimeoutError: if the simulator `keeps_time`, and the run takes longer.
+            Exception: whatever else is raised becomes the message of a failed run.
+        """
+        ...
+
+
+MEMBERS = ("name", "function", "program", "keeps_time", "check", "run")
+
+
+def is_external(simulator: Any) -> bool:
+    """Whether a simulator is one outside JAX; half of the interface is an error."""
+    if isinstance(simulator, External):
+        hash(simulator)  # refused here rather than in the first fit
+        return True
+    if callable(simulator) or not callable(getattr(simulator, "run", None)):
+        return False
+    missing = [name for name in MEMBERS if not hasattr(simulator, name)]
+    raise TypeError(
+        f"A simulator outside JAX has {', '.join(MEMBERS)}, but {type(simulator).__name__} has no "
+        f"{' and no '.join(missing)}: see consilience.model.external.External."
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Function:
+    """A Python function as a simulator; see `external`."""
+
+    function: Callable[..., Any]
+    keeps_time = False
 
     @property
     def name(self) -> str:
-        """What the simulator is called in the store of a campaign."""
-        if isinstance(self.function, Command):
-            return self.function.line
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
+    @property
+    def program(self) -> tuple[Any, ...]:
+        return (self.function,)
+
     def check(self, shapes: Mapping[str, tuple[int, ...]]):
-        """Refuse parameters that the simulator does not take; of each, the name and the shape."""
-        names = tuple(shapes)
-        if isinstance(self.function, Command):
-            self._check_fields(set(names), self.function.fields)
-            self.function.check(shapes)
-            self._check_use(shapes, self.function)
-            return
         try:
             signature = inspect.signature(self.function)
         except ValueError:
             return  # a function in C may not say
+        names = tuple(shapes)
         try:
             signature.bind(None, **dict.fromkeys(names))
         except TypeError as error:
@@ -49,36 +128,8 @@ class External:
                 f"with the parameters of the prior, but its signature is {signature}: {error}."
             ) from None
 
-    def _check_fields(self, names: set[str], fields: set[str]):
-        unknown = fields - names - {SEED, OUTPUT}
-        if unknown:
-            raise ValueError(
-                f"The command has the fields {sorted(unknown)}, which are no parameters: the "
-                f"prior names {sorted(names)}; {{{SEED}}} and {{{OUTPUT}}} are there too. "
-                "Double a brace to write it as it is."
-            )
-        if names & {SEED, OUTPUT}:
-            raise ValueError(
-                f"{SEED!r} and {OUTPUT!r} have a meaning of their own in a command: give the "
-                "parameter another name."
-            )
-        unused = sorted(names - fields)
-        if unused:
-            raise ValueError(
-                f"The command line does not use the parameters {unused}, so that no run could "
-                f"depend on them: write {{{unused[0]}}} where it belongs, or leave them out of the "
-                "prior."
-            )
-
-    def _check_use(self, shapes: Mapping[str, tuple[int, ...]], line: Command):
-        """Warn of an array of which only some values are written."""
-        for name, shape in shapes.items():
-            used = {field.index for field in line.written() if field.name == name}
-            if math.prod(shape) > len(used) and all(i.startswith("[") for i in used):
-                warn_caller(
-                    f"The command line uses {len(used)} of the {math.prod(shape)} values of the "
-                    f"parameter {name!r}: no run depends on the others."
-                )
+    def run(self, rng: Generator, theta: Mapping[str, Any], timeout: float | None) -> Any:
+        return self.function(rng, **theta)
 
     def __repr__(self) -> str:
         return f"External({self.name})"
@@ -106,10 +157,10 @@ def external(function: Any) -> External:
             "cs.external takes a function of a NumPy Generator and named parameters, got "
             f"{type(function).__name__}. For a command line, use cs.command."
         )
-    return External(function)
+    return Function(function)
 
 
-def command(line: str, *, read: Callable[[Any], Data] | None = None) -> External:
+def command(line: str, *, read: Callable[[Any], Any] | None = None) -> External:
     """A command line as the simulator of a model.
 
     Fields in braces are filled for each run: parameters by name (`{beta}`, `{beta:.3f}`, for
@@ -132,4 +183,4 @@ def command(line: str, *, read: Callable[[Any], Data] | None = None) -> External
         raise TypeError(f"read must be a function of what a run gives, got {type(read).__name__}.")
     described = Command(line, read)
     described.written()  # refused here rather than in every run
-    return External(described)
+    return described

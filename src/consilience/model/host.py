@@ -2,11 +2,18 @@
 
 Training stops the gradient at theta, so the likelihood need not be differentiable. It runs on
 the host, called once for all datasets and all values of theta of a batch.
+
+Compiled code keeps only the text of an exception, and may make the call in a thread of its own.
+So each failure gets a number, which is in that text; calls of the library that wait for compiled
+code, in any thread, note the failures that occur meanwhile, and find their own by its number.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import math
+import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +23,45 @@ import numpy as np
 
 from consilience.core.types import Data, Scalar
 
-_failures: list[Exception] = []
+
+class HostError(RuntimeError):
+    """A log-likelihood outside JAX has failed; its own exception is the cause."""
+
+
+class _Failures:
+    """The failures of log-likelihoods, by number, for each call that waits for compiled code."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: list[dict[int, Exception]] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[dict[int, Exception]]:
+        """The failures that occur in here, in any thread."""
+        found: dict[int, Exception] = {}
+        with self._lock:
+            self._waiting.append(found)
+        try:
+            yield found
+        finally:
+            with self._lock:
+                # By identity: empty dictionaries are equal.
+                self._waiting = [one for one in self._waiting if one is not found]
+
+    def add(self, error: Exception) -> HostError:
+        """Note a failure; what is to be raised in its place."""
+        with self._lock:
+            number = next(self._numbers)
+            for found in self._waiting:
+                found[number] = error
+        return HostError(f"{type(error).__name__}: {error} [host failure {number}]")
+
+
+NUMBER = re.compile(r"\[host failure (\d+)\]")
+
+_failures = _Failures()
+"""One for the process, since callbacks run in threads that know nothing of the call they serve."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +88,7 @@ class OnHost:
             try:
                 return self._all(jax.tree.map(np.asarray, (theta, x)), axes, result.dtype)
             except Exception as error:
-                _failures.append(error)
-                raise
+                raise _failures.add(error) from error
 
         return jax.pure_callback(call, result, theta, x, vmap_method="broadcast_all")
 
@@ -76,13 +120,12 @@ class OnHost:
 
 @contextlib.contextmanager
 def failures_as_raised() -> Iterator[None]:
-    """Raise what went wrong on the host in place of what the compiled code made of it."""
-    _failures.clear()
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if not _failures:
-            raise
-        raise _failures[0] from error
-    finally:
-        _failures.clear()
+    """Re-raise the original exception from the host callback."""
+    with _failures.noted() as found:
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, ValueError, HostError) as error:
+            own = [found[int(n)] for n in NUMBER.findall(str(error)) if int(n) in found]
+            if not own:
+                raise
+            raise own[0] from error

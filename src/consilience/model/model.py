@@ -5,6 +5,7 @@ Where the prior is one distribution without a name, or a dictionary with the sin
 they get an array for `theta`; otherwise they get a dictionary.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,11 +18,12 @@ from jaxtyping import Array
 
 from consilience.core.html import notebook
 from consilience.core.types import Data, PRNGKey, Scalar, Theta
-from consilience.model.data import DATA, Kind, Layout, Set, make_layout
-from consilience.model.external import External
+from consilience.model.data import Kind, Layout, Set, make_layout
+from consilience.model.external import External, is_external
 from consilience.model.host import OnHost
 from consilience.model.priors import BARE, ImplicitPrior, Prior, as_prior
 from consilience.model.purity import trace_likelihood, trace_simulator
+from consilience.model.run import DATA, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Model(eqx.Module):
 
     `prior`: a NumPyro distribution, a dictionary of named ones, or an `ImplicitPrior`.
     `simulator`: `(key, theta) -> x` for one theta, in JAX; `x` is an array of any shape or
-    a dictionary of arrays. Or a `cs.external` function, or a `cs.command`. None if simulations
-    come from elsewhere.
+    a dictionary of arrays. Or a `cs.external` function, a `cs.command`, or an object of your own
+    with their interface, `consilience.model.external.External`. None if simulations come from
+    elsewhere.
     `log_likelihood`: `(theta, x) -> scalar`, or `PerRow` of a function of one row, or `OnHost`
     of one that is not written in JAX.
     `data`: what the shape of `x` does not say: `Set()`, `Series()`, or `Vector()`.
@@ -63,6 +66,8 @@ class Model(eqx.Module):
     simulator: Callable[[PRNGKey, Any], Data] | External | None = eqx.field(static=True)
     likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
     data: Kind | None = eqx.field(static=True)
+    spec: Spec | None = eqx.field(static=True)
+    """The arrays of the data of a simulator outside JAX, once runs have shown them."""
     _layout: Layout | None = eqx.field(static=True)
 
     def __init__(
@@ -77,19 +82,41 @@ class Model(eqx.Module):
         self.simulator = simulator
         self.likelihood = log_likelihood
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
-        self._layout = None
-        if isinstance(simulator, External):
-            simulator.check(self.prior.shapes)
+        self.spec, self._layout = None, None
+        if self.external is not None:
+            self.external.check(self.prior.shapes)
         elif simulator is not None:
-            self._layout = self._layout_of_x(simulator)
+            inside: Any = simulator
+            self._layout = self._layout_of_x(inside)
             if log_likelihood is not None:
-                self._check_likelihood(simulator)
+                self._check_likelihood(inside)
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the data; None while no run has shown it."""
-        spec = self.simulator.spec if isinstance(self.simulator, External) else None
-        return self._layout if spec is None else make_layout(spec.shapes, self.data, spec.bare)
+        """The layout of the data; None where only a run would show it."""
+        return self._layout
+
+    @property
+    def external(self) -> External | None:
+        """The simulator, if it is one outside JAX."""
+        simulator: Any = self.simulator
+        return simulator if is_external(simulator) else None
+
+    @property
+    def simulator_name(self) -> str:
+        """What the simulator is called."""
+        if self.external is not None:
+            return self.external.name
+        return getattr(self.simulator, "__qualname__", type(self.simulator).__name__)
+
+    def with_spec(self, spec: Spec) -> "Model":
+        """This model with what its runs have shown of the data, and so with their layout."""
+        known = copy.copy(self)
+        layout = make_layout(spec.shapes, self.data, spec.bare)
+        # Modules are frozen, but nobody has seen this one yet.
+        object.__setattr__(known, "spec", spec)
+        object.__setattr__(known, "_layout", layout)
+        return known
 
     @classmethod
     def from_numpyro(cls, function: Callable, observed=None, *, args=(), kwargs=None) -> "Model":
@@ -120,14 +147,15 @@ class Model(eqx.Module):
 
     def simulate_at(self, key: PRNGKey, theta: Theta) -> Data:
         """The data of one run at given parameters."""
-        if isinstance(self.simulator, External):
+        if self.external is not None:
             raise TypeError("An external simulator cannot be compiled: use cs.simulate_at.")
         if self.simulator is None:
             raise ValueError(
                 "This model has no simulator. Pass one to cs.Model, or bring runs made "
                 "elsewhere as cs.Simulations(theta, x)."
             )
-        return self.simulator(key, self.unwrap(theta))
+        simulator: Any = self.simulator
+        return simulator(key, self.unwrap(theta))
 
     def log_likelihood(self, theta: Theta, x: Data) -> Array:
         """The model's own log-likelihood of one dataset under one set of parameters."""

@@ -1,7 +1,8 @@
 """One run of a simulator outside JAX, and chunks of many: what a worker does.
 
 A worker gets a `Task`, the numbers of its runs and their parameters, and gives an `Outcome`
-for each. Nothing that a simulator does ends a chunk: failures are outcomes too.
+for each. Nothing that a simulator does ends a chunk: failures are outcomes too. Nothing here
+imports JAX, and so no worker does.
 """
 
 import contextlib
@@ -9,17 +10,18 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
 
-from consilience.core.arrays import as_numbers
+from consilience.core.arrays import as_real
 from consilience.core.processes import children_end
-from consilience.core.types import Data, Theta
-from consilience.model.command import Command
-from consilience.model.data import DATA
+from consilience.model.external import External
+
+DATA = "data"
+"""The name of data that are one array."""
 
 RAISED, LATE, NOT_FINITE, WRONG, DIED = (
     "raised",
@@ -60,7 +62,7 @@ class Task:
     Dask would answer a chunk that is sent again with the outcome that it remembers.
     """
 
-    function: Callable[..., Data] | Command
+    simulator: External
     entropy: tuple[int, ...]
     timeout: float | None = None
     mark: str = ""
@@ -75,12 +77,12 @@ def stream(entropy: tuple[int, ...], number: int) -> Generator:
     return Generator(Philox(SeedSequence(entropy, spawn_key=(number,))))
 
 
-def run_chunk(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+def run_chunk(task: Task, numbers: np.ndarray, theta: Mapping[str, np.ndarray]) -> list[Outcome]:
     """The outcomes of runs with these numbers, at parameters with a leading axis of runs."""
     return [run_one(task, int(number), at(theta, i)) for i, number in enumerate(numbers)]
 
 
-def at(theta: Theta, i: int) -> dict[str, Any]:
+def at(theta: Mapping[str, np.ndarray], i: int) -> dict[str, Any]:
     """The parameters of one run as a simulator takes them: floats, or arrays."""
     return {name: a[i].item() if a.ndim == 1 else a[i] for name, a in theta.items()}
 
@@ -95,18 +97,16 @@ def run_one(task: Task, number: int, theta: Mapping[str, Any]) -> Outcome:
 
 def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any, Failure | None]:
     late = Failure(LATE, f"The run took longer than {task.timeout} s.")
+    own = task.simulator.keeps_time
     try:
-        if isinstance(task.function, Command):
-            x = task.function.run(rng, theta, task.timeout)
-        else:
-            with _time_limit(task.timeout):
-                x = task.function(rng, **theta)
+        with _time_limit(None if own else task.timeout):
+            x = task.simulator.run(rng, theta, task.timeout if own else None)
     except _Late:
         return None, late
     except _NoTimer as error:
         raise ValueError(str(error)) from None
     except (Exception, SystemExit) as error:
-        if isinstance(error, TimeoutError) and isinstance(task.function, Command):
+        if isinstance(error, TimeoutError) and own and task.timeout is not None:
             return None, late
         return None, Failure(RAISED, f"{type(error).__name__}: {error}"[:LONGEST])
     try:
@@ -124,8 +124,8 @@ def _arrays(x: Any) -> Any:
     # What is beyond the largest float64 becomes infinite, and is found so.
     with np.errstate(over="ignore"):
         if not isinstance(x, Mapping):
-            return as_numbers(x, "x")
-        arrays = {str(name): as_numbers(part, f"x[{str(name)!r}]") for name, part in x.items()}
+            return as_real(x, "x")
+        arrays = {str(name): as_real(part, f"x[{str(name)!r}]") for name, part in x.items()}
     if len(arrays) < len(x):
         raise ValueError(f"The names in x must differ as text, got {list(x)}.")
     return arrays
@@ -191,6 +191,11 @@ class Spec:
         kind = lambda a: np.dtype(float if a.dtype.kind in "iu" else a.dtype).newbyteorder("<")  # noqa: E731
         arrays = tuple((name, a.shape, kind(a).str) for name, a in _named(x).items())
         return cls(arrays, not isinstance(x, dict))
+
+    @classmethod
+    def floats(cls, shapes: Mapping[str, tuple[int, ...]], bare: bool) -> "Spec":
+        """Arrays of these shapes, which hold any real numbers."""
+        return cls(tuple((name, shape, "<f8") for name, shape in shapes.items()), bare)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

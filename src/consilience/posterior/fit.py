@@ -30,6 +30,7 @@ from consilience.identity.learned import LearnedPrior, Likelihood, Networks, Pos
 from consilience.model.data import DataSpace
 from consilience.model.host import OnHost, failures_as_raised
 from consilience.model.model import Model
+from consilience.model.run import Spec
 from consilience.model.spaces import ParameterSpace
 from consilience.networks.base import base_sample
 from consilience.networks.layers import generator
@@ -364,6 +365,9 @@ def assemble(
 ) -> Fit:
     """Trained networks and their spaces as a `Fit`."""
     flow, prior = networks.likelihood, networks.prior
+    if model.external is not None and model.spec is None:
+        # As the runs have shown it: the user's own model stays as it is.
+        model = model.with_spec(Spec.floats(data.layout.shapes, data.layout.bare))
     likelihood = None if flow is None else Likelihood(flow, parameters, data, validity)
     return Fit(
         model=model,

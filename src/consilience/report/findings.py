@@ -14,7 +14,8 @@ import xarray as xr
 from consilience.core.provenance import KeyName, key_name
 from consilience.core.types import Data, PRNGKey
 from consilience.diagnostics.calibration import STEPS, Calibration, calibrate_draws
-from consilience.diagnostics.check import CORRECTED, RARE, Check, Measure, check
+from consilience.diagnostics.check import RARE, Check, Measure, check
+from consilience.diagnostics.verdicts import CORRECTED
 from consilience.model.data import layout_of
 from consilience.posterior.fit import Fit
 from consilience.simulation.check import check_simulations

@@ -8,7 +8,8 @@ import xarray as xr
 from consilience import plots
 from consilience.core.html import Html, element, joined
 from consilience.core.panels import components, stacked
-from consilience.diagnostics.check import AS_IS, CORRECTED, FEW, HEAVY, RARE, WIDE
+from consilience.diagnostics.check import FEW, HEAVY, RARE, WIDE
+from consilience.diagnostics.verdicts import AS_IS, CORRECTED
 from consilience.model.data import Layout
 from consilience.report.findings import Findings
 from consilience.report.page import figure, number, table, text

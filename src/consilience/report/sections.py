@@ -9,9 +9,9 @@ import xarray as xr
 from consilience import plots
 from consilience.core.html import Html, element, joined
 from consilience.core.provenance import KeyName, versions
-from consilience.diagnostics.check import AS_IS, CORRECTED, HEAVY, MCMC, MODEL
-from consilience.model.external import External
-from consilience.model.model import short
+from consilience.diagnostics.check import HEAVY
+from consilience.diagnostics.verdicts import AS_IS, CORRECTED, MCMC, MODEL
+from consilience.model.model import Model, short
 from consilience.report.assessment import calibration, outside, recovery
 from consilience.report.findings import Findings
 from consilience.report.observation import bridge, log_evidence, posterior, predictions, reasons
@@ -123,7 +123,7 @@ def _model(found: Findings) -> Html:
         learned += ", with the probability that a run gives data"
     rows: list[tuple[Any, Any]] = [
         ("Data", f"{layout.show(layout.shapes)}, {short(layout.kind)}"),
-        ("Simulator", _simulator(model.simulator)),
+        ("Simulator", _simulator(model)),
         ("Log-likelihood", given + learned),
         ("Simulations", _budget(found)),
         ("Summary network", code(_described(fit.recipe.summary))),
@@ -134,12 +134,10 @@ def _model(found: Findings) -> Html:
     return joined([priors, facts([*rows, *_recipe(found)])])
 
 
-def _simulator(simulator: Any) -> str:
-    if simulator is None:
+def _simulator(model: Model) -> str:
+    if model.simulator is None:
         return "none: runs come from elsewhere"
-    if isinstance(simulator, External):
-        return f"outside JAX: {simulator.name}"
-    return f"in JAX: {getattr(simulator, '__qualname__', type(simulator).__name__)}"
+    return f"{'in' if model.external is None else 'outside'} JAX: {model.simulator_name}"
 
 
 def _described(spec: Any) -> str:

@@ -16,7 +16,6 @@ from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
-    Executor,
     Future,
     wait,
 )
@@ -31,7 +30,7 @@ from consilience.model.external import External
 from consilience.model.run import DIED, LONGEST, Failure, Outcome, Spec, Task, blank
 from consilience.simulation.failures import Failures
 from consilience.simulation.memory import Memory
-from consilience.simulation.settings import Settings
+from consilience.simulation.settings import Executor, Settings
 from consilience.simulation.store import Store
 from consilience.simulation.workers import StartError, Workers, run_limited
 
@@ -65,17 +64,20 @@ def run_campaign(
     draw: Callable[[np.ndarray], Theta],
     entropy: tuple[int, ...],
     settings: Settings,
+    spec: Spec | None = None,
 ):
-    """Run what the keeper misses of `n` runs; `draw` gives the parameters of any numbers."""
+    """Run what the keeper misses of `n` runs; `draw` gives the parameters of any numbers.
+
+    `spec`: the arrays of the data, where it is known; otherwise a first run shows them.
+    """
     settings.check(external)
-    if external.spec is not None:
-        keeper.begin(external.spec, draw(np.arange(1)))
+    if spec is not None:
+        keeper.begin(spec, draw(np.arange(1)))
     if keeper.spec is not None:
-        external.spec = keeper.spec
         keeper.grow(n)
         if not len(keeper.missing(n, settings.retry)):
             return
-    task = Task(external.function, entropy, settings.timeout)
+    task = Task(external, entropy, settings.timeout)
     with _executor(task, settings.executor) as executor:
         campaign = _Campaign(task, keeper, n, draw, executor, settings)
         with campaign.bar:
@@ -86,7 +88,6 @@ def run_campaign(
                 raise KeyboardInterrupt(keeper.stopped(n)) from None
             finally:
                 campaign.call_back()
-                external.spec = external.spec or keeper.spec
 
 
 def run_again(
@@ -100,7 +101,7 @@ def run_again(
     """The named data of one run, made once more and not kept."""
     settings.check(external)
     assert keeper.spec is not None
-    task = Task(external.function, entropy, settings.timeout)
+    task = Task(external, entropy, settings.timeout)
     quiet = dataclasses.replace(settings, progress=False)
     with _executor(task, settings.executor) as executor:
         campaign = _Campaign(task, keeper, 0, draw, executor, quiet)

@@ -40,6 +40,8 @@ class Owner(NamedTuple):
 
 
 _held: set[Path] = set()
+"""The locks of this process. The system's locks are those of a process as a whole, so they cannot
+tell two of its threads apart."""
 
 
 def owner_of(path: Path) -> Owner | None:

@@ -18,8 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from consilience.model.command import Command
-from consilience.model.external import External
 from consilience.model.model import Model
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -34,17 +32,18 @@ def program_of(model: Model) -> str:
     >>> program_of(first) == program_of(second), program_of(first) == program_of(third)
     (True, False)
     """
-    if isinstance(model.simulator, External):
-        return digest_of(model.simulator.function)
+    if model.external is not None:
+        return digest_of(*model.external.program)
     theta = jax.eval_shape(model.prior.draw, jax.random.key(0))
     text = trace(model.simulate_at, jax.random.key(0), theta)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_of(function: Any) -> str:
-    """A digest of what a function in Python does."""
+def digest_of(*parts: Any) -> str:
+    """A digest of texts, and of what functions in Python do."""
     reader = _Reader()
-    reader.read(function)
+    for part in parts:
+        (reader.word if isinstance(part, str) else reader.read)(part)
     return reader.digest.hexdigest()
 
 
@@ -114,9 +113,6 @@ class _Reader:
         elif isinstance(value, functools.partial):
             self.read((value.func, *value.args))
             self._items(value.keywords)
-        elif isinstance(value, Command):
-            self.word(value.line)
-            self.read(value.read)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -15,7 +14,6 @@ from consilience.core.keys import keyed
 from consilience.core.provenance import KeyName, key_name, key_words
 from consilience.core.types import PRNGKey, Theta
 from consilience.model.data import Layout
-from consilience.model.external import External
 from consilience.model.model import Model
 from consilience.model.run import NOT_FINITE, Failure, Spec, Task, at, run_one
 from consilience.model.spaces import ParameterSpace
@@ -27,7 +25,7 @@ from consilience.simulation.metadata import check_type, describe_campaign
 from consilience.simulation.parameters import Draws
 from consilience.simulation.programs import program_of
 from consilience.simulation.resume import check_program, check_theta
-from consilience.simulation.settings import Settings
+from consilience.simulation.settings import Executor, Settings
 from consilience.simulation.simulations import Simulations, Unread
 from consilience.simulation.store import ROOT, Store
 
@@ -60,9 +58,10 @@ def simulate(
     `store`: a folder to keep runs in as they arrive, a Zarr store. Called again, after a crash
     or with a larger `n`, only what is missing is run. `Simulations.open` reads it.
 
-    For simulators outside JAX (`cs.external`, `cs.command`):
+    For simulators outside JAX (`cs.external`, `cs.command`, or one of your own):
 
-    `executor`: any `concurrent.futures.Executor`; by default a process for each core.
+    `executor`: any `concurrent.futures.Executor`, or an object of your own with its `submit`; by
+    default a process for each core.
     `timeout`: seconds after which a run counts as failed.
     `retry`: further attempts at runs that failed, with the same parameters and random numbers:
     for failures that pass, not for parameters that the simulator cannot take.
@@ -78,7 +77,7 @@ def simulate(
     if number < 1:
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
     settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
-    if not isinstance(model.simulator, External) and settings != Settings(progress=progress):
+    if model.external is None and settings != Settings(progress=progress):
         raise ValueError(
             "executor, timeout, retry, chunk and in_flight are for simulators outside JAX: one "
             "in JAX is compiled, and makes many runs at once in this process."
@@ -86,11 +85,10 @@ def simulate(
     _check_room(model, number, store)
     if store is not None:
         return _simulate_stored(model, number, key, store, settings)
-    if isinstance(model.simulator, External):
-        draw = Draws(model.prior, key)
-        sims = _in_memory(model.simulator, number, draw, key, settings, key_name(key))
-    else:
+    if model.external is None:
         sims = _simulate_compiled(model, number, key)
+    else:
+        sims = _in_memory(model, number, Draws(model.prior, key), key, settings, key_name(key))
     sims.prior, sims.fingerprint = model.prior.texts, model.prior.fingerprint
     return sims
 
@@ -99,7 +97,7 @@ def _check_room(model: Model, n: int, store: str | Path | None):
     """Refuse more runs than there is room for, and names that a store cannot have."""
     drawn = jax.eval_shape(model.prior.draw, jax.random.key(0))
     theta = sum(math.prod(a.shape) * a.dtype.itemsize for a in drawn.values())
-    # That of a simulator outside JAX may not be known before its first run.
+    # That of a simulator outside JAX is known in the model of a fit alone.
     layout = model.layout
     numbers = 0 if layout is None else sum(map(math.prod, layout.shapes.values()))
     x = numbers * computed_in().itemsize
@@ -123,7 +121,7 @@ def _simulate_compiled(model: Model, n: int, key: PRNGKey) -> Simulations:
 
 
 def _in_memory(
-    external: External,
+    model: Model,
     n: int,
     draw: Callable[[np.ndarray], Theta],
     key: PRNGKey,
@@ -131,8 +129,9 @@ def _in_memory(
     name: KeyName | None = None,
 ) -> Simulations:
     """Runs at the parameters that `draw` gives; `name`: of the key, if it alone made those too."""
-    runs = Memory(n)
-    run_campaign(external, runs, n, draw, key_words(key), settings)
+    runs, external = Memory(n), model.external
+    assert external is not None
+    run_campaign(external, runs, n, draw, key_words(key), settings, model.spec)
     assert runs.spec is not None
     numbers = np.arange(n)
     x, failed = runs.spec.unnamed(runs.x), runs.failures(numbers)
@@ -143,11 +142,8 @@ def _simulate_stored(
     model: Model, n: int, key: PRNGKey, path: str | Path, settings: Settings
 ) -> Simulations:
     """Runs put into a store, once it is seen that what it holds is of this model and key."""
-    external = model.simulator if isinstance(model.simulator, External) else None
-    name = getattr(model.simulator, "__qualname__", type(model.simulator).__name__)
-    name = name if external is None else external.name
-    program, draw = program_of(model), Draws(model.prior, key)
-    about = describe_campaign(model.prior, name, program, key)
+    external, draw, program = model.external, Draws(model.prior, key), program_of(model)
+    about = describe_campaign(model.prior, model.simulator_name, program, key)
     with Store(path, about, prior=model.prior) as runs:
         check_theta(runs, draw)
         if external is None:
@@ -156,7 +152,7 @@ def _simulate_stored(
         else:
             again = lambda i: run_again(external, runs, i, draw, key_words(key), settings)  # noqa: E731
             check_program(runs, program, n, again)
-            run_campaign(external, runs, n, draw, key_words(key), settings)
+            run_campaign(external, runs, n, draw, key_words(key), settings, model.spec)
     return _stored(runs, n)
 
 
@@ -212,21 +208,28 @@ def _stored(runs: Store, n: int) -> Simulations:
 
 
 def find_layout(model: Model) -> Layout:
-    """The layout of a model's data. Where no run has shown it, the simulator is run once."""
-    if model.layout is None and isinstance(model.simulator, External):
-        task = Task(model.simulator.function, (0, 0))
-        theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
-        tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
-        good = next((outcome for outcome in tried if outcome.failure is None), None)
-        if good is None:
-            raise ValueError(
-                f"The simulator failed {TRIES} times, at parameters drawn from the prior: look "
-                "at cs.simulate(model, ...).failures."
-            )
-        model.simulator.spec = Spec.of(good.x)
-    if model.layout is None:
+    """The layout of a model's data. Where the model does not know it, the simulator is run once."""
+    layout = (model if model.external is None else with_spec(model)).layout
+    if layout is None:
         raise ValueError("This model has no simulator: pass one to cs.Model.")
-    return model.layout
+    return layout
+
+
+def with_spec(model: Model) -> Model:
+    """A model of a simulator outside JAX with the arrays of its data, for which it is run once."""
+    if model.spec is not None:
+        return model
+    assert model.external is not None
+    task = Task(model.external, (0, 0))
+    theta = Draws(model.prior, jax.random.key(0))(np.arange(TRIES))
+    tried = (run_one(task, i, at(theta, i)) for i in range(TRIES))
+    good = next((outcome for outcome in tried if outcome.failure is None), None)
+    if good is None:
+        raise ValueError(
+            f"The simulator failed {TRIES} times, at parameters drawn from the prior: look at "
+            "cs.simulate(model, ...).failures."
+        )
+    return model.with_spec(Spec.of(good.x))
 
 
 @compiled
@@ -255,10 +258,10 @@ def simulate_at(
     """
     arrays = ParameterSpace(model.prior).check(theta)
     n = len(next(iter(arrays.values())))
-    if isinstance(model.simulator, External):
+    if model.external is not None:
         given = lambda numbers: {name: a[numbers] for name, a in arrays.items()}  # noqa: E731
         settings = Settings(executor, timeout, progress=progress)
-        return _in_memory(model.simulator, n, given, key, settings)
+        return _in_memory(model, n, given, key, settings)
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, n, size):

@@ -3,6 +3,7 @@
 A thread stands by each process. Where a run crashes the process or does not end in time, the
 thread records that failure, starts a new process and goes on with the rest of the chunk: a
 pool of the standard library would be broken by the one, and would wait for ever in the other.
+For this the process calls the function that was submitted once for each run of a chunk.
 """
 
 import contextlib
@@ -11,25 +12,22 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import queue
 import signal
-import sys
 import threading
 import time
-import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from consilience.core import processes
 from consilience.core.guardian import guardian
-from consilience.core.types import Theta
-from consilience.model.command import Command
-from consilience.model.run import DIED, LATE, Failure, Outcome, Task, at, run_chunk, run_one
+from consilience.model.run import DIED, LATE, Failure, Outcome, Task, run_chunk
+from consilience.simulation.starting import StartError, importable, script_hidden, start_method
 
 GRACE = 1.0
 """Seconds beyond the time limit after which a process that heeds no signal is killed."""
@@ -44,13 +42,12 @@ UNBEGUN = f"{IDLE} processes in a row ended before they gave an outcome."
 
 READY = "ready"
 
-
-class StartError(RuntimeError):
-    """The processes of the default executor cannot start."""
+Chunk = Callable[[Task, np.ndarray, Mapping[str, np.ndarray]], list[Outcome]]
+"""What is submitted: `run_limited`, `run_chunk`, or another function of the same arguments."""
 
 
 class Workers(Executor):
-    """Processes that run chunks of one task; `submit` takes what `run_chunk` takes.
+    """Processes that run chunks of one task.
 
     Processes are started clean (`forkserver`) where they can import the simulator. One that
     lives in a notebook, or inside another function, is inherited instead (`fork`).
@@ -59,7 +56,7 @@ class Workers(Executor):
     def __init__(self, task: Task, processes: int | None = None):
         self.task = task
         self.size = processes or cores()
-        self._context: Any = multiprocessing.get_context(_method(task))
+        self._context: Any = multiprocessing.get_context(start_method(task.simulator))
         if self._context.get_start_method() == "forkserver":
             # One import for all processes. It starts no thread of JAX, so forks are safe.
             self._context.set_forkserver_preload(["consilience.model.run"])
@@ -70,9 +67,14 @@ class Workers(Executor):
         self._stopped = False
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future:
-        """The outcomes of a chunk: `submit(run_chunk, task, numbers, theta)`."""
+        """The outcomes of a chunk: `submit(run_chunk, task, numbers, theta)`.
+
+        `fn` is called with one run at a time; the processes have the task already.
+        """
         task, numbers, theta = args
-        return self._threads.submit(self._chunk, getattr(task, "mark", ""), numbers, theta)
+        if dataclasses.replace(task, mark=self.task.mark) != self.task:
+            raise ValueError("These processes were started for another task: make new Workers.")
+        return self._threads.submit(self._chunk, fn, task.mark, numbers, theta)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False):
         """End all processes; a run that has not ended is lost."""
@@ -82,13 +84,15 @@ class Workers(Executor):
                 worker.end()
         self._threads.shutdown(wait, cancel_futures=True)
 
-    def _chunk(self, mark: str, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+    def _chunk(
+        self, fn: Chunk, mark: str, numbers: np.ndarray, theta: Mapping[str, np.ndarray]
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         idle = 0
         while rest := [i for i in range(len(numbers)) if i not in outcomes]:
             part = {name: array[rest] for name, array in theta.items()}
             worker, before = self._worker(), len(outcomes)
-            for j, outcome in worker.work(mark, numbers[rest], part):
+            for j, outcome in worker.work(fn, mark, numbers[rest], part):
                 outcomes[rest[j]] = outcome
             idle = 0 if len(outcomes) > before else idle + 1
             if idle == IDLE and not self._stopped:
@@ -122,7 +126,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.current, task))
         self._ending = threading.Lock()
-        with warnings.catch_warnings(), _script_hidden(task.function):
+        with warnings.catch_warnings(), script_hidden(task.simulator):
             # The process never touches JAX: its warning about forks is for those that do.
             warnings.filterwarnings("ignore", message=r".*fork", category=RuntimeWarning)
             warnings.filterwarnings("ignore", message=r".*fork", category=DeprecationWarning)
@@ -141,12 +145,14 @@ class _Worker:
                 "script; or pass executor=."
             ) from None
 
-    def work(self, mark: str, numbers: np.ndarray, theta: Theta) -> Iterator[tuple[int, Outcome]]:
+    def work(
+        self, fn: Chunk, mark: str, numbers: np.ndarray, theta: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[int, Outcome]]:
         """Outcomes with their positions, until all are there or the process has died."""
         missing = set(range(len(numbers)))
         try:
             self.current[0] = -1.0
-            self.connection.send((mark, numbers, theta))
+            self.connection.send((fn, mark, numbers, theta))
             while missing:
                 if self.connection.poll(self._patience()):
                     for i, outcome in self._received():
@@ -176,11 +182,15 @@ class _Worker:
     def _received(self) -> list[tuple[int, Outcome]]:
         try:
             done = self.connection.recv()
-            return [(i, outcome) for i, outcome in done if isinstance(outcome, Outcome)]
+            failed = [error for _, error in done if isinstance(error, Exception)]
         except (EOFError, OSError):
             raise
         except Exception as error:  # two processes have written at once
             raise OSError("The worker sent what cannot be read.") from error
+        if failed:
+            self.end()
+            raise failed[0]
+        return [(i, outcome) for i, outcome in done if isinstance(outcome, Outcome)]
 
     def _gone(self) -> bool:
         """Whether the process has died though others, which it has forked, hold its pipe."""
@@ -220,8 +230,8 @@ def _serve(connection: Connection, current: Any, task: Task):
     """The life of a process: chunks in, outcomes out, until the other end closes."""
     # Ctrl-C is for the process that started the campaign.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if isinstance(task.function, Command):
-        signal.signal(signal.SIGTERM, _interrupt)  # so that the command ends with its worker
+    if task.simulator.keeps_time:
+        signal.signal(signal.SIGTERM, _interrupt)  # so that a command ends with its worker
     # A child that the simulator forks has no business here: it would hold the pipe open, too.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=connection.close)
@@ -233,21 +243,34 @@ def _serve(connection: Connection, current: Any, task: Task):
             while not connection.poll(1.0):
                 if orphaned():
                     return
-            mark, numbers, theta = connection.recv()
+            fn, mark, numbers, theta = connection.recv()
             marked = dataclasses.replace(task, mark=mark)
-            done: list[tuple[int, Outcome]] = []
+            done: list[tuple[int, Outcome | Exception]] = []
             sent = time.monotonic()
-            for i, number in enumerate(numbers):
+            for i in range(len(numbers)):
                 if orphaned():
                     return
                 current[1], current[0] = time.monotonic(), i
-                done.append((i, run_one(marked, int(number), at(theta, i))))
+                done.append((i, _single(fn, marked, numbers, theta, i)))
                 if time.monotonic() - sent > FLUSH:
                     connection.send(done)
                     done, sent = [], time.monotonic()
             current[0] = -1.0
             if done:
                 connection.send(done)
+
+
+def _single(
+    fn: Chunk, task: Task, numbers: np.ndarray, theta: Mapping[str, np.ndarray], i: int
+) -> Outcome | Exception:
+    """The outcome of one run of a chunk, or what the function raised."""
+    try:
+        (outcome,) = fn(task, numbers[i : i + 1], {name: a[i : i + 1] for name, a in theta.items()})
+        if (outcome.mark, outcome.number) != (task.mark, numbers[i]):
+            raise ValueError(f"The function gave the outcome of another run than {numbers[i]}.")
+    except Exception as error:
+        return error
+    return outcome
 
 
 def _interrupt(*_: Any):
@@ -261,89 +284,41 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _method(task: Task) -> str:
-    """How to start processes that can run the task."""
-    methods = multiprocessing.get_all_start_methods()
-    clean = "forkserver" if "forkserver" in methods else "spawn"
-    if importable(task.function):
-        return clean
-    if "fork" in methods:
-        return "fork"
-    raise StartError(
-        f"The simulator {task.function!r} cannot be sent to other processes: define it in a "
-        "module of its own, or pass executor=ThreadPoolExecutor()."
-    )
-
-
-def importable(function: Any) -> bool:
-    """Whether a clean process can import a simulator, or what a command reads with."""
-    part = function.read if isinstance(function, Command) else function
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None and getattr(part, "__module__", None) == "__main__":
-        return False  # a notebook
-    if script is not None and not Path(script).exists():
-        return False  # a script from standard input, which no process can import
-    try:
-        pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
-
-
-_hiding = threading.Lock()
-
-
-@contextlib.contextmanager
-def _script_hidden(function: Any) -> Iterator[None]:
-    """Processes that start in here do not import the script, unless the simulator is in it.
-
-    Importing would run all of a script that has no `if __name__ == "__main__":`.
-    """
-    part = function.read if isinstance(function, Command) else function
-    elsewhere = isinstance(part, types.FunctionType) and part.__module__ != "__main__"
-    if part is not None and not elsewhere:
-        yield
-        return
-    with _hiding:
-        script = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = script
-
-
-def run_limited(task: Task, numbers: np.ndarray, theta: Theta) -> list[Outcome]:
+def run_limited(task: Task, numbers: np.ndarray, theta: Mapping[str, np.ndarray]) -> list[Outcome]:
     """`run_chunk`, with a time limit that holds in threads too: there, in a child process."""
     main = threading.current_thread() is threading.main_thread()
-    if task.timeout is None or main or isinstance(task.function, Command):
+    if task.timeout is None or main or task.simulator.keeps_time:
         return run_chunk(task, numbers, theta)
-    if multiprocessing.current_process().daemon or not importable(task.function):
+    if multiprocessing.current_process().daemon or not importable(task.simulator):
         raise ValueError(
             "A time limit for a Python function needs a child process here, since this executor "
             "runs it in a thread. Define the function in a module; for Dask also set "
             "distributed.worker.daemon to False where workers start, in the script of a job by "
             "`export DASK_DISTRIBUTED__WORKER__DAEMON=False`. Or leave timeout out."
         )
-    child = _child(dataclasses.replace(task, mark=""))
+    held, child = _child(dataclasses.replace(task, mark=""))
     try:
-        return child.submit(run_chunk, task, numbers, theta).result()
+        same = dataclasses.replace(child.task, mark=task.mark)
+        return child.submit(run_chunk, same, numbers, theta).result()
     finally:
-        _idle.append(child)
+        _idle.put((held, child))
 
 
-_idle: list[Workers] = []
+_idle: queue.SimpleQueue[tuple[bytes, Workers]] = queue.SimpleQueue()
+"""Children of this process that wait for the next chunk, each with its pickled task: to start one
+takes longer than most chunks."""
 
 
-def _child(task: Task) -> Workers:
+def _child(task: Task) -> tuple[bytes, Workers]:
     """A child that has run chunks of this task, or a new one."""
-    while _idle:
-        with contextlib.suppress(IndexError):  # another thread may have taken the last
-            child = _idle.pop()
-            if child.task == task:
-                return child
+    wanted = pickle.dumps(task)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            held, child = _idle.get_nowait()
+            if held == wanted:
+                return held, child
             child.shutdown()
     child = Workers(task, 1)
     # A process that ends waits for its children.
     multiprocessing.util.Finalize(None, child.shutdown, exitpriority=1)
-    return child
+    return wanted, child

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from consilience.core.arrays import computed_in
 from consilience.core.files import write
 from consilience.core.provenance import in_words, key_name
 from consilience.core.types import Data, PRNGKey
-from consilience.model.external import External
+from consilience.model.data import make_layout
 from consilience.model.host import OnHost
 from consilience.model.model import Model
-from consilience.model.run import Failure
+from consilience.model.run import DATA, Failure, Spec
 from consilience.model.spaces import ParameterSpace
 from consilience.posterior.fit import Fit
 from consilience.posterior.storage import LoadError, SaveError, load, reason_of
@@ -48,7 +48,7 @@ def about(model: Model, key: PRNGKey, settings: dict[str, Any]) -> dict[str, Any
         "prior": model.prior.texts,
         "fingerprint": model.prior.fingerprint,
         "key": list(key_name(key)),
-        "simulator": _name(model.simulator),
+        "simulator": model.simulator_name,
         "simulator's body": _simulator_body(model),
         "log-likelihood": _name(model.likelihood),
         "log-likelihood's body": _likelihood_body(model),
@@ -59,8 +59,6 @@ def about(model: Model, key: PRNGKey, settings: dict[str, Any]) -> dict[str, Any
 
 
 def _name(function: Any) -> str:
-    if isinstance(function, External):
-        return function.name
     return getattr(function, "__qualname__", type(function).__name__)
 
 
@@ -80,8 +78,8 @@ def _words(value: Any) -> Any:
 
 def _simulator_body(model: Model) -> list[str]:
     """What tells the body of a simulator, and what it depends on."""
-    external = isinstance(model.simulator, External)
-    by = f"Python {platform.python_version()}" if external else f"JAX {jax.__version__}"
+    inside = model.external is None
+    by = f"JAX {jax.__version__}" if inside else f"Python {platform.python_version()}"
     return [by, program_of(model)]
 
 
@@ -89,11 +87,24 @@ def _likelihood_body(model: Model) -> list[str] | None:
     function = getattr(model.likelihood, "log_likelihood", model.likelihood)
     if function is None:
         return None
-    if isinstance(model.simulator, External) or isinstance(model.likelihood, OnHost):
+    if model.external is not None or isinstance(model.likelihood, OnHost):
         return [f"Python {platform.python_version()}", digest_of(function)]
     example = jax.eval_shape(model.simulate_one, jax.random.key(0))
     program = trace(model.log_likelihood, *example)
     return [f"JAX {jax.__version__}", hashlib.sha256(program.encode()).hexdigest()]
+
+
+def held_spec(path: str | Path, model: Model, x: Data) -> Spec | None:
+    """The arrays of the runs that a folder of rounds holds, if the observation is like them."""
+    file = Path(path) / "round-0.npz"
+    # Whatever is wrong with the folder is said when it is opened.
+    with contextlib.suppress(Exception), np.load(file, allow_pickle=False) as arrays:
+        first = {n[2:]: arrays[n][0] for n in arrays.files if n.startswith("x.")}
+        bare = list(first) == [DATA] and not isinstance(x, Mapping)
+        spec = Spec.of(first[DATA] if bare else first)
+        make_layout(spec.shapes, model.data, bare).check(x)
+        return spec
+    return None
 
 
 class Kept:

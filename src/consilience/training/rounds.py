@@ -21,9 +21,9 @@ from consilience.model.model import Model
 from consilience.networks.flow import Coupling
 from consilience.networks.summary import Summary
 from consilience.posterior.fit import Fit
-from consilience.simulation.simulate import find_layout, simulate, simulate_at
+from consilience.simulation.simulate import find_layout, simulate, simulate_at, with_spec
 from consilience.simulation.simulations import Simulations, join_attempts
-from consilience.training.folder import Kept, about
+from consilience.training.folder import Kept, about, held_spec
 from consilience.training.train import fit
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def sequential(
             "Atomic proposals need the prior's density, and this prior can only be sampled: "
             "pass proposal=cs.Truncated()."
         )
-    _check_one(model, x)
+    model = _with_layout(model, x, directory)
     settings = {
         "simulations": simulations,
         "proposal": proposal,
@@ -189,10 +189,15 @@ def sequential(
     return done
 
 
-def _check_one(model: Model, x: Data):
+def _with_layout(model: Model, x: Data, directory: str | Path | None) -> Model:
+    """The model with the layout of its data, once the observation is seen to be one dataset."""
+    if model.external is not None and model.spec is None:
+        held = None if directory is None else held_spec(directory, model, x)
+        model = with_spec(model) if held is None else model.with_spec(held)
     _, batched = find_layout(model).check(x)
     if batched:
         raise ValueError("Sequential rounds serve one observation, got a batch: pass one of them.")
+    return model
 
 
 def _together(parts: list[Simulations]) -> Simulations:
