@@ -16,7 +16,7 @@ import numpy as np
 from consilience.core.compiling import on_device
 from consilience.model import data
 from consilience.model.data import DataSpace, Layout, Set, make_layout
-from consilience.networks import flow, summary
+from consilience.networks import flow, summary, transforms
 from consilience.networks.recipe import Recipe
 
 CUSTOM = "a module of the user's own"
@@ -24,7 +24,7 @@ CUSTOM = "a module of the user's own"
 _DESCRIPTIONS = {
     cls.__name__: cls
     for cls in (
-        *(flow.Coupling, flow.Spline, flow.Affine, Recipe, Layout),
+        *(flow.Coupling, transforms.Spline, transforms.Affine, Recipe, Layout),
         *(data.Vector, data.Series, data.Set),
         *(summary.Identity, summary.Dense, summary.Convolutions),
         *(summary.DeepSet, summary.SetTransformer),
