@@ -24,6 +24,7 @@ from consilience.networks.density import (
     build_density,
 )
 from consilience.networks.recipe import Recipe
+from consilience.networks.summary import Summary
 from consilience.networks.validity import Validity
 
 Each = Float[Array, "n k"]
@@ -193,6 +194,11 @@ def build_networks(
     dim, layout = parameters.dim, data.layout
     summary: Any = recipe.summary
     if not isinstance(summary, eqx.Module):
+        if isinstance(summary, type) or not isinstance(summary, Summary):
+            raise TypeError(
+                "A summary is an Equinox module, or an object with the method build(rng, layout, "
+                f"dim), such as cs.DeepSet(), got {summary!r}."
+            )
         summary = summary.build(for_summary, layout, dim)
     dtype = parameters.loc.dtype
     x = {name: jax.ShapeDtypeStruct(s, dtype) for name, s in layout.shapes.items()}

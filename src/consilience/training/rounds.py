@@ -150,7 +150,10 @@ def sequential(
         "epochs": epochs,
         "batch_size": batch_size,
     }
-    kept = None if directory is None else Kept(directory, model, x, about(model, key, settings))
+    kept = None
+    if directory is not None:
+        parts = (posterior, likelihood, summary)
+        kept = Kept(directory, model, x, about(model, key, settings), parts)
     done: list[Round] = []
     with kept or contextlib.nullcontext():
         for number in range(rounds):
