@@ -168,15 +168,18 @@ def test_draws_match_the_density(name, dim):
 
 @each_of(DENSITIES)
 def test_many_values_under_many_conditions_are_those_one_by_one(name):
-    network = density(name, 2).network
     rng = np.random.default_rng(5)
     conditions = jnp.asarray(rng.standard_normal((2, 3)), float)
     values = jnp.asarray(rng.standard_normal((2, 4, 2)), float)
-    contexts = jax.vmap(network.prepare)(conditions)
-    every = network.log_prob(values, contexts)
-    drawn, log_q = network.sample(KEY, contexts, (5,))
+
+    @jitted
+    def run(network):
+        contexts = jax.vmap(network.prepare)(conditions)
+        one = network.log_prob(values[1, 2], network.prepare(conditions[1]))
+        return network.log_prob(values, contexts), network.sample(KEY, contexts, (5,)), one
+
+    every, (drawn, log_q), one = run(density(name, 2).network)
     assert every.shape == (2, 4) and (drawn.shape, log_q.shape) == ((2, 5, 2), (2, 5))
-    one = network.log_prob(values[1, 2], network.prepare(conditions[1]))
     np.testing.assert_allclose(every[1, 2], one, rtol=1e-5)
 
 
