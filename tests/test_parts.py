@@ -147,7 +147,8 @@ class Peeking(eqx.Module):
 @dataclasses.dataclass(frozen=True)
 class Peek:
     def build(self, rng, *, dim, condition):
-        scale = jnp.ones(dim)
+        more = rng.uniform(size=dim) + rng.standard_normal(dim, dtype=np.float32) ** 2
+        scale = jnp.asarray(1.0 + more + rng.normal(0.0, 0.1, (dim,)) ** 2, float)
         return Peeking(scale if float(scale.sum()) > 0 else -scale)
 
 

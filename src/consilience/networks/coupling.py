@@ -6,7 +6,7 @@ and the density with its derivative is had from the record: one pass less for ev
 and less than autodiff would store.
 
 Arrays have their features on the leading axis, as the splines and the products want them:
-values are `(d, n)`, and what each step knows of their conditions is `(steps, width, n)`.
+values are `(d, n)`, and what each step computes from their conditions is `(steps, width, n)`.
 """
 
 import functools
@@ -142,7 +142,7 @@ def _near(value):
 
 
 def _condition(kind: Kind, w: Weights, context, value, kept):
-    """The raw numbers of the transform, and the hidden layers before their activation."""
+    """The raw parameters of the transform, and the hidden layers before their activation."""
     hidden = w.first @ _near(value) + context
     every = []
     for i, layer in enumerate(w.layers):
@@ -150,7 +150,7 @@ def _condition(kind: Kind, w: Weights, context, value, kept):
         h = kind.activation(hidden)
         h = h if kept is None else h * kept[i]
         hidden = layer.weight @ h + layer.bias[:, None]
-    # Raw numbers of one kind lie together: the transform works on whole rows of them.
+    # Raw parameters of one kind lie together: the transform works on whole rows of them.
     return hidden.reshape(kind.transform.n_raw, -1, value.shape[1]), tuple(every)
 
 

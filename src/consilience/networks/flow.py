@@ -2,11 +2,11 @@ r"""Conditional normalizing flows: coupling layers over a Student-t or Gaussian 
 
 A flow is an invertible map $z = f(v; c)$ of a value $v \in \mathbb{R}^d$ under a condition
 $c$, and with it a density $\log q(v \mid c) = \log p(z) + \log |\det \partial f / \partial v|$.
-The value is first brought into a frame of its own, shifted and scaled by numbers that depend
+The value is first shifted and scaled by a conditional affine map, which depends
 on $c$ alone: a posterior much narrower than its prior then still fills the splines' interval.
 Each layer then scales and shifts (activation normalisation), mixes the coordinates (a fixed
 permutation, or one times a learned rotation), and transforms each half of them by a spline
-or an affine map whose numbers a small network computes from the other half and $c$.
+or an affine map whose raw parameters a small network computes from the other half and $c$.
 
 All that sees only $c$ is `Flow.prepare`: computed once for a dataset, however many values
 are evaluated under it.
@@ -98,7 +98,7 @@ class Coupling:
 
 
 class Conditioner(eqx.Module):
-    """The network of one step: the numbers of one half's transform, from the rest."""
+    """The network of one step: the raw parameters of one half's transform, from the rest."""
 
     from_condition: Linear
     from_value: Linear
@@ -203,7 +203,7 @@ class Flow(BatchedDensity):
         key: PRNGKey | None = None,
         dropped: int | None = None,
     ) -> Numbers:
-        """The log densities of values; with a key, dropout is on, for all or the first so many."""
+        """The log densities of values; with a key, with dropout for the first `dropped` or all."""
         z, log_det = self.to_base(value, context, key, dropped)
         return base_log_prob(z, self.spec.df) + log_det
 

@@ -91,7 +91,7 @@ class _Identity(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """Dense layers with a skip connection, for vectors of many numbers.
+    """Dense layers with a skip connection, for long vectors.
 
     `out`: the length of the summary; by default twice the number of parameters plus four.
     """

@@ -156,8 +156,16 @@ class Room(np.random.Generator):
         if self.left < 0:
             raise ValueError("the networks that it describes are larger than the file.")
 
-    def standard_normal(self, size, *_: Any) -> np.ndarray:  # type: ignore[override]
-        return self.zeros(size)
+    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
+
+    # Descriptions of the user's own may draw by these.
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
 
     def measure(self, build: Callable[[], Any]) -> Any:
         """A network of the user's own, of zeros, made once it is seen not to be too large."""
@@ -173,6 +181,10 @@ class Room(np.random.Generator):
 
     def spawn(self, n_children: int) -> list[np.random.Generator]:
         return [self] * n_children
+
+
+def _shape(size: Any) -> tuple[int, ...]:
+    return () if size is None else tuple(np.atleast_1d(size).tolist())
 
 
 LONGEST = 2**40

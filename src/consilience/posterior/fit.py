@@ -152,7 +152,7 @@ class Fit(eqx.Module):
 
         Asks whether the observation is typical of `n` new simulations, or of `simulations`
         that the fit has not seen; how far the identity's values over `draws` posterior
-        draws agree, and whether importance weights can mend them; and whether `predictive`
+        draws agree, and whether importance weights can correct them; and whether `predictive`
         datasets simulated at the posterior (0: none) look like the observation, by
         `statistics`, named functions of one dataset, or by plain ones of every channel.
 
@@ -333,7 +333,7 @@ def _draw(
     flow, space = posterior.flow, posterior.parameters
 
     def noise(number):
-        # A dataset's draws do not depend on what else is asked for.
+        # A dataset's draws do not depend on the rest of the batch.
         key_here = jax.random.fold_in(jax.random.fold_in(key, number), start)
         return flow.noise(key_here, (n,))
 

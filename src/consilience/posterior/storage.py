@@ -1,8 +1,8 @@
-"""Saving and loading a fit: safetensors for the numbers, JSON beside them for the rest.
+"""Saving and loading a fit: safetensors for the arrays, JSON beside them for the rest.
 
 The file's metadata describe the networks, the model and the training, in words that a person
 can read; loading builds the networks from the description and never runs code from a file.
-Checksums cover the numbers and the description, and what is built has the file's shapes.
+Checksums cover the arrays and the description, and what is built has the file's shapes.
 """
 
 import contextlib
@@ -141,7 +141,7 @@ def _rebuild(
 ) -> Fit:
     described = dict(meta["recipe"])
     held = sum(array.size for array in tensors.values())
-    # Building draws some numbers that networks do not keep.
+    # Building draws some values that networks do not keep.
     room = Room(4 * held + SPARE)
     described["summary"] = summary or described["summary"]
     recipe = decode(described, parts, held + SPARE)
@@ -164,19 +164,19 @@ def _rebuild(
     )
 
 
-def _history(said: dict[str, Any]) -> History:
-    terms = {name: np.array(values, float) for name, values in said["terms"].items()}
-    check_fields(History, {**said, "terms": terms})
-    return History(**{**said, "terms": terms})
+def _history(held: dict[str, Any]) -> History:
+    terms = {name: np.array(values, float) for name, values in held["terms"].items()}
+    check_fields(History, {**held, "terms": terms})
+    return History(**{**held, "terms": terms})
 
 
-def _origin(said: dict[str, Any] | None) -> Origin | None:
-    """None for a file of an earlier version, which does not say."""
-    if said is None:
+def _origin(held: dict[str, Any] | None) -> Origin | None:
+    """None for a file of version 0.1.0, which does not hold one."""
+    if held is None:
         return None
-    keys = {name: said[name] and tuple(said[name]) for name in ("key", "runs_key")}
-    check_fields(Origin, {**said, **keys})
-    return Origin(**{**said, **keys})
+    keys = {name: held[name] and tuple(held[name]) for name in ("key", "runs_key")}
+    check_fields(Origin, {**held, **keys})
+    return Origin(**{**held, **keys})
 
 
 def _numbers(fit: Fit):
@@ -215,7 +215,7 @@ def _alike(first: Any, second: np.ndarray) -> bool:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Whatever goes wrong over what a file says, in words."""
+    """Raise `LoadError` with the reason where the content of a file is invalid."""
     try:
         yield
     except LoadError:
@@ -223,8 +223,8 @@ def _told(path: Path) -> Iterator[None]:
     except MissingPartError as error:
         raise LoadError(f"{path} {error}") from error
     except Exception as error:
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise LoadError(f"{path} is damaged, or not a saved fit: {said}") from error
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise LoadError(f"{path} is damaged, or not a saved fit: {reason}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
