@@ -15,7 +15,8 @@ from scipy import stats
 
 from consilience.networks.base import base_log_prob, base_sample
 from consilience.networks.coupling import _condition
-from consilience.networks.flow import Affine, Coupling, Flow, Spline
+from consilience.networks.flow import Coupling, Flow
+from consilience.networks.transforms import Affine, Spline
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -76,7 +76,7 @@ def test_the_first_page(folder):
     assert names["fit"].history.simulations == 128
 
 
-@pytest.mark.parametrize("page", ["models", "choices", "costly", "migrate", "cite"])
+@pytest.mark.parametrize("page", ["models", "choices", "costly", "extending", "migrate", "cite"])
 def test_a_page(folder, page):
     run(f"{page}.md")
 

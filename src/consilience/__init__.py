@@ -24,9 +24,23 @@ if TYPE_CHECKING:
     from consilience.model.host import OnHost
     from consilience.model.model import Model, PerRow
     from consilience.model.priors import ImplicitPrior
-    from consilience.networks.flow import Affine, Coupling, Spline
+    from consilience.networks.density import BatchedDensity, ConditionalDensity, Density
+    from consilience.networks.flow import Coupling
     from consilience.networks.recipe import Recipe
-    from consilience.networks.summary import Convolutions, DeepSet, Dense, Identity, SetTransformer
+    from consilience.networks.summary import (
+        Convolutions,
+        DeepSet,
+        Dense,
+        Identity,
+        SetTransformer,
+        Summary,
+    )
+    from consilience.networks.transforms import (
+        Affine,
+        CouplingTransform,
+        RecordedTransform,
+        Spline,
+    )
     from consilience.posterior.comparison import compare
     from consilience.posterior.datasets import to_arviz
     from consilience.posterior.fit import Fit
@@ -44,17 +58,21 @@ __version__ = version("consilience")
 __all__ = [
     "Affine",
     "Atomic",
+    "BatchedDensity",
     "Bootstrap",
     "Bounded",
     "Calibration",
     "Check",
+    "ConditionalDensity",
     "Constant",
     "Convolutions",
     "Cosine",
     "Coupling",
+    "CouplingTransform",
     "CurrentPosterior",
     "DeepSet",
     "Dense",
+    "Density",
     "EpochCopy",
     "Failures",
     "Fit",
@@ -71,6 +89,7 @@ __all__ = [
     "Ramp",
     "RatioVariance",
     "Recipe",
+    "RecordedTransform",
     "RelativeConstraint",
     "Round",
     "SaveError",
@@ -84,6 +103,7 @@ __all__ = [
     "Step",
     "StoreError",
     "StoreInUseError",
+    "Summary",
     "TrainingError",
     "Truncated",
     "Variance",
@@ -114,9 +134,11 @@ _HOMES = {
     "simulation.lock": "StoreError StoreInUseError",
     "simulation.simulate": "simulate simulate_at",
     "simulation.simulations": "Simulations",
-    "networks.flow": "Affine Coupling Spline",
+    "networks.density": "BatchedDensity ConditionalDensity Density",
+    "networks.flow": "Coupling",
     "networks.recipe": "Recipe",
-    "networks.summary": "Convolutions DeepSet Dense Identity SetTransformer",
+    "networks.summary": "Convolutions DeepSet Dense Identity SetTransformer Summary",
+    "networks.transforms": "Affine CouplingTransform RecordedTransform Spline",
     "identity.augmentation": "Bootstrap Jitter",
     "identity.consistency": "SelfConsistency",
     "identity.criteria": "Bounded RatioVariance RelativeConstraint Variance",

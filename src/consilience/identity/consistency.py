@@ -21,7 +21,7 @@ from consilience.identity.proposals import CurrentPosterior, Proposal, Proposed
 from consilience.identity.schedules import Constant, Schedule, Step, check_weight
 from consilience.identity.setting import Setting, resolved
 from consilience.model.priors import Prior
-from consilience.networks.flow import Context
+from consilience.networks.density import Context, freeze
 
 FLOOR = 10.0
 """How far below the least likely possible theta an impossible one counts, in nats."""
@@ -212,7 +212,7 @@ def consistency(
         u = jnp.concatenate([queries.u[:, None], u], axis=1)
         log_q = jnp.concatenate([cached.own[:, None], log_q], axis=1)
     if settings.gradient == "posterior":
-        joint = jax.lax.stop_gradient(joint)
+        joint = freeze(joint)
     terms = terms_at(joint, posterior, u, log_q, queries.x)
     criterion = settings.criterion if criterion is None else criterion
     return jax.vmap(lambda terms: _loss(criterion, terms))(terms)

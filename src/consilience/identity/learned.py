@@ -17,21 +17,27 @@ from numpy.random import Generator
 from consilience.core.types import Data, Flat, PRNGKey, Scalar, SummaryNetwork, Theta
 from consilience.model.data import DataSpace, Layout
 from consilience.model.spaces import ParameterSpace
-from consilience.networks.flow import Context, Coupling, Flow
+from consilience.networks.density import (
+    BatchedDensity,
+    ConditionalDensity,
+    Context,
+    build_density,
+)
 from consilience.networks.recipe import Recipe
+from consilience.networks.summary import Summary
 from consilience.networks.validity import Validity
 
 Each = Float[Array, "n k"]
-"""Numbers for `n` datasets and `k` sets of parameters for each."""
+"""One value for each of `k` sets of parameters for each of `n` datasets."""
 
 
 class Networks(eqx.Module):
     """All that is trained."""
 
     summary: SummaryNetwork
-    posterior: Flow
-    likelihood: Flow | None
-    prior: Flow | None
+    posterior: BatchedDensity
+    likelihood: BatchedDensity | None
+    prior: BatchedDensity | None
     criterion: Any = None
     """A criterion of the self-consistency loss with parameters of its own, else None."""
 
@@ -42,19 +48,19 @@ class Networks(eqx.Module):
 
 
 class Posterior(eqx.Module):
-    """A posterior for every dataset: a summary network and a flow."""
+    """A posterior for every dataset: a summary network and a conditional density."""
 
     summary: SummaryNetwork
-    flow: Flow
+    flow: BatchedDensity
     parameters: ParameterSpace
     data: DataSpace
 
     def context(self, x: Data) -> Context:
-        """What the flow needs of one dataset, shared by all parameters evaluated on it."""
+        """What the density needs of one dataset, shared by all parameters evaluated on it."""
         return self.flow.prepare(self.summary(self.data.standardise(x)))
 
     def contexts(self, x: Data) -> Context:
-        """What the flow needs of several datasets, along a leading axis."""
+        """What the density needs of several datasets, along a leading axis."""
         return jax.vmap(self.context)(x)
 
     def log_prob(self, theta: Theta, x: Data) -> Scalar:
@@ -79,7 +85,7 @@ class Likelihood(eqx.Module):
     density is then that of a valid run with these data, p(valid, x | theta).
     """
 
-    flow: Flow
+    flow: BatchedDensity
     parameters: ParameterSpace
     data: DataSpace
     validity: Validity | None = None
@@ -122,7 +128,7 @@ class Likelihood(eqx.Module):
 
 
 def likelihood_standard(
-    flow: Flow,
+    flow: BatchedDensity,
     layout: Layout,
     u: Float[Array, "n k d"],
     x: dict[str, Array],
@@ -141,7 +147,7 @@ def likelihood_standard(
     return jnp.sum(jnp.where(units.mask[:, None] > 0, values, 0.0), axis=2)
 
 
-def _prepare(flow: Flow, u: Flat):
+def _prepare(flow: BatchedDensity, u: Flat):
     return lambda side: flow.prepare(jnp.concatenate([u, side]))
 
 
@@ -159,7 +165,7 @@ def only(function, theta: Theta, x: Data) -> Scalar:
 class LearnedPrior(eqx.Module):
     """A density for a prior that can only be sampled."""
 
-    flow: Flow
+    flow: BatchedDensity
     parameters: ParameterSpace
 
     def log_prob(self, theta: Theta) -> Scalar:
@@ -188,6 +194,11 @@ def build_networks(
     dim, layout = parameters.dim, data.layout
     summary: Any = recipe.summary
     if not isinstance(summary, eqx.Module):
+        if isinstance(summary, type) or not isinstance(summary, Summary):
+            raise TypeError(
+                "A summary is an Equinox module, or an object with the method build(rng, layout, "
+                f"dim), such as cs.DeepSet(), got {summary!r}."
+            )
         summary = summary.build(for_summary, layout, dim)
     dtype = parameters.loc.dtype
     x = {name: jax.ShapeDtypeStruct(s, dtype) for name, s in layout.shapes.items()}
@@ -199,13 +210,13 @@ def build_networks(
         )
     n_values, n_side = layout.unit_sizes
 
-    def flow(spec: Coupling | None, rng: Generator, dim: int, condition: int):
-        return None if spec is None else Flow(spec, rng, dim=dim, condition=condition)
+    def density(spec: ConditionalDensity | None, rng: Generator, dim: int, condition: int):
+        return None if spec is None else build_density(spec, rng, dim=dim, condition=condition)
 
     return Networks(
         summary=summary,
-        posterior=flow(recipe.posterior, for_posterior, dim, out.shape[0]),
-        likelihood=flow(recipe.likelihood, for_likelihood, n_values, dim + n_side),
-        prior=flow(recipe.prior, for_prior, dim, 0),
+        posterior=build_density(recipe.posterior, for_posterior, dim=dim, condition=out.shape[0]),
+        likelihood=density(recipe.likelihood, for_likelihood, n_values, dim + n_side),
+        prior=density(recipe.prior, for_prior, dim, 0),
         criterion=criterion,
     )

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from consilience.core.types import PRNGKey
 from consilience.identity.learned import Each, Posterior, twice
 from consilience.model.priors import Prior
-from consilience.networks.flow import Context
+from consilience.networks.density import Context
 
 Proposed = tuple[Float[Array, "n k d"], Each]
 """Parameters as free vectors, and their log density under the current posterior."""
@@ -78,7 +78,7 @@ class FromPrior:
     def __call__(
         self, key: PRNGKey, n: int, posterior: Posterior, contexts: Context, prior: Prior
     ) -> Proposed:
-        keys = jax.random.split(key, (len(contexts.shift), n))
+        keys = jax.random.split(key, (len(jax.tree.leaves(contexts)[0]), n))
         u = twice(lambda k: posterior.parameters.to_vector(prior.draw(k))[0])(keys)
         return u, posterior.flow.log_prob(u, contexts)
 

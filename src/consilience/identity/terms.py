@@ -83,7 +83,7 @@ def evaluate(
     flow = posterior.flow
     if queries is None:
         return Evaluated(flow.log_prob(runs.u, of_runs, key), None, of_unlabeled)
-    if not augmented and flow.spec.dropout == 0:
+    if not augmented and flow.dropout == 0:
         log_q = own = flow.log_prob(runs.u, of_runs)
     else:
         both = jax.tree.map(lambda *parts: jnp.concatenate(parts), of_runs, of_queries)

@@ -6,7 +6,7 @@ and the density with its derivative is had from the record: one pass less for ev
 and less than autodiff would store.
 
 Arrays have their features on the leading axis, as the splines and the products want them:
-values are `(d, n)`, and what each step knows of their conditions is `(steps, width, n)`.
+values are `(d, n)`, and what each step computes from their conditions is `(steps, width, n)`.
 """
 
 import functools
@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from consilience.networks import transforms
+from consilience.networks.transforms import CouplingTransform
+
 FAR = 5.0
 """Conditioners see values up to here, in standard units."""
 
@@ -26,7 +29,7 @@ Values = Float[Array, "d n"]
 class Kind(NamedTuple):
     """What is fixed when a flow is built: the transform, and the hidden layers' activation."""
 
-    transform: Any
+    transform: CouplingTransform
     activation: Callable
 
 
@@ -70,7 +73,7 @@ def run_forward(kind: Kind, weights: Weights, context, value: Values, kept=None)
         mixed = w.matrix @ (value * jnp.exp(w.log_scale)[:, None] + w.shift[:, None])
         n = mixed.shape[0] // 2
         raw, hidden = _condition(kind, w, context, mixed[:n], kept)
-        changed, log_det, saved = kind.transform.record(mixed[n:], raw, inverse=False)
+        changed, log_det, saved = transforms.record(kind.transform, mixed[n:], raw, inverse=False)
         after = jnp.concatenate([mixed[:n], changed])
         total += jnp.sum(log_det, axis=0) + jnp.sum(w.log_scale)
         return (after, total), Record(value, mixed, hidden, saved)
@@ -92,7 +95,9 @@ def run_inverse(kind: Kind, weights: Weights, context, z: Values, *, record: boo
         n = value.shape[0] // 2
         raw, hidden = _condition(kind, w, context, value[:n], None)
         if record:
-            changed, log_det, saved = kind.transform.record(value[n:], raw, inverse=True)
+            changed, log_det, saved = transforms.record(
+                kind.transform, value[n:], raw, inverse=True
+            )
         else:
             changed, log_det = kind.transform(value[n:], raw, inverse=True)
         mixed = jnp.concatenate([value[:n], changed])
@@ -137,7 +142,7 @@ def _near(value):
 
 
 def _condition(kind: Kind, w: Weights, context, value, kept):
-    """The raw numbers of the transform, and the hidden layers before their activation."""
+    """The raw parameters of the transform, and the hidden layers before their activation."""
     hidden = w.first @ _near(value) + context
     every = []
     for i, layer in enumerate(w.layers):
@@ -145,7 +150,7 @@ def _condition(kind: Kind, w: Weights, context, value, kept):
         h = kind.activation(hidden)
         h = h if kept is None else h * kept[i]
         hidden = layer.weight @ h + layer.bias[:, None]
-    # Raw numbers of one kind lie together: the transform works on whole rows of them.
+    # Raw parameters of one kind lie together: the transform works on whole rows of them.
     return hidden.reshape(kind.transform.n_raw, -1, value.shape[1]), tuple(every)
 
 
@@ -153,8 +158,8 @@ def _step_bwd(kind: Kind, w: Weights, kept, record: Record, grad, grad_log_det):
     """The derivative of one step, for the value, the weights and the context."""
     n = record.mixed.shape[0] // 2
     each_log_det = jnp.broadcast_to(grad_log_det, grad[n:].shape)
-    grad_changed, grad_raw = kind.transform.pull(
-        record.mixed[n:], record.transform, grad[n:], each_log_det
+    grad_changed, grad_raw = transforms.pull(
+        kind.transform, record.mixed[n:], record.transform, grad[n:], each_log_det
     )
     delta = grad_raw.reshape(-1, grad.shape[1])
     # A product, not a sum: XLA would compute all that leads to it a second time.

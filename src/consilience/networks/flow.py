@@ -2,11 +2,11 @@ r"""Conditional normalizing flows: coupling layers over a Student-t or Gaussian 
 
 A flow is an invertible map $z = f(v; c)$ of a value $v \in \mathbb{R}^d$ under a condition
 $c$, and with it a density $\log q(v \mid c) = \log p(z) + \log |\det \partial f / \partial v|$.
-The value is first brought into a frame of its own, shifted and scaled by numbers that depend
+The value is first shifted and scaled by a conditional affine map, which depends
 on $c$ alone: a posterior much narrower than its prior then still fills the splines' interval.
 Each layer then scales and shifts (activation normalisation), mixes the coordinates (a fixed
 permutation, or one times a learned rotation), and transforms each half of them by a spline
-or an affine map whose numbers a small network computes from the other half and $c$.
+or an affine map whose raw parameters a small network computes from the other half and $c$.
 
 All that sees only $c$ is `Flow.prepare`: computed once for a dataset, however many values
 are evaluated under it.
@@ -28,73 +28,22 @@ from jaxtyping import Array, Float
 
 from consilience.core.compiling import on_device
 from consilience.core.types import Flat, PRNGKey, Scalar
-from consilience.networks import spline
 from consilience.networks.base import Numbers, Vectors, base_log_prob, base_sample
 from consilience.networks.coupling import Dense, Kind, Weights, replay, run_forward, run_inverse
+from consilience.networks.density import BatchedDensity
 from consilience.networks.layers import Linear, Mixing, activation, generator
-
-Many = Float[Array, "*d"]
-Raw = Float[Array, "p *d"]
+from consilience.networks.transforms import CouplingTransform, Spline
 
 MAX_LOG_SCALE = 7.0
 """The bound on the log scale of a flow's frame: a factor of a thousand either way."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Spline:
-    """Monotone rational-quadratic splines on `[-bound, bound]`, the identity beyond."""
-
-    bins: int = 8
-    bound: float = 5.0
-
-    @property
-    def n_raw(self) -> int:
-        return spline.n_raw(self.bins)
-
-    def __call__(self, value: Many, raw: Raw, *, inverse: bool):
-        return spline.spline(value, raw, bound=self.bound, inverse=inverse)
-
-    def record(self, value: Many, raw: Raw, *, inverse: bool):
-        """The transform, and what `pull` needs of it."""
-        return spline.record(value, raw, bound=self.bound, inverse=inverse)
-
-    def pull(self, value: Many, saved, grad_value: Many, grad_log_det: Many):
-        """The derivative of the way forward, for the value and the raw numbers."""
-        return spline.pull(value, saved, grad_value, grad_log_det, bound=self.bound)
-
-
-@dataclasses.dataclass(frozen=True)
-class Affine:
-    """A shift, and a scale between `exp(-limit)` and `exp(limit)`."""
-
-    limit: float = 3.0
-
-    @property
-    def n_raw(self) -> int:
-        return 2
-
-    def __call__(self, value: Many, raw: Raw, *, inverse: bool):
-        shift, log_scale = raw[0], self.limit * jnp.tanh(raw[1] / self.limit)
-        if inverse:
-            return (value - shift) * jnp.exp(-log_scale), -log_scale
-        return value * jnp.exp(log_scale) + shift, log_scale
-
-    def record(self, value: Many, raw: Raw, *, inverse: bool):
-        """The transform, and what `pull` needs of it."""
-        result, log_det = self(value, raw, inverse=inverse)
-        return result, log_det, raw
-
-    def pull(self, value: Many, saved, grad_value: Many, grad_log_det: Many):
-        """The derivative of the way forward, for the value and the raw numbers."""
-        forward = lambda *at: self(*at, inverse=False)  # noqa: E731
-        return jax.vjp(forward, value, saved)[1]((grad_value, grad_log_det))
-
-
-@dataclasses.dataclass(frozen=True)
 class Coupling:
     """The description of a coupling flow.
 
-    `transform`: `Spline()` (sharp, multimodal densities) or `Affine()` (fast, smooth).
+    `transform`: `Spline()` (sharp, multimodal densities), `Affine()` (fast, smooth), or a
+    `CouplingTransform` of your own.
     `layers`: each transforms both halves of the coordinates.
     `width`, `depth`: the hidden layers of the network in each coupling.
     `activation`: of the hidden layers, by its name in `jax.nn`; "identity" makes them linear.
@@ -112,7 +61,7 @@ class Coupling:
     ()
     """
 
-    transform: Spline | Affine = Spline()
+    transform: CouplingTransform = Spline()
     layers: int = 4
     width: int = 128
     depth: int = 2
@@ -125,6 +74,11 @@ class Coupling:
     l2: float = 1e-3
 
     def __post_init__(self):
+        if isinstance(self.transform, type) or not isinstance(self.transform, CouplingTransform):
+            raise TypeError(
+                "The transform is an object with n_raw and __call__(value, raw, *, inverse), such "
+                f"as cs.Spline(), got {self.transform!r}."
+            )
         if self.layers < 1 or self.width < 1 or self.depth < 1 or self.frame < 0:
             raise ValueError(
                 "A flow needs at least one layer, one hidden layer and one unit; got layers="
@@ -137,13 +91,14 @@ class Coupling:
         if not hasattr(jax.nn, self.activation):
             raise ValueError(f"jax.nn has no activation named {self.activation!r}.")
 
-    def build(self, key: PRNGKey, *, dim: int, condition: int) -> "Flow":
-        """The network for values of `dim` numbers under a condition of `condition`."""
-        return Flow(self, generator(key), dim=dim, condition=condition)
+    def build(self, key: PRNGKey | np.random.Generator, *, dim: int, condition: int) -> "Flow":
+        """The network for values of length `dim` under conditions of length `condition`."""
+        rng = key if isinstance(key, np.random.Generator) else generator(key)
+        return Flow(self, rng, dim=dim, condition=condition)
 
 
 class Conditioner(eqx.Module):
-    """The network of one step: the numbers of one half's transform, from the rest."""
+    """The network of one step: the raw parameters of one half's transform, from the rest."""
 
     from_condition: Linear
     from_value: Linear
@@ -198,7 +153,7 @@ class Context(NamedTuple):
     steps: Float[Array, "*conditions steps width"]
 
 
-class Flow(eqx.Module):
+class Flow(BatchedDensity):
     """A conditional density with exact log_prob and exact sampling.
 
     A context has no leading axis, or those of several conditions; values have the same ones
@@ -248,16 +203,33 @@ class Flow(eqx.Module):
         key: PRNGKey | None = None,
         dropped: int | None = None,
     ) -> Numbers:
-        """The log densities of values; with a key, dropout is on, for all or the first so many."""
+        """The log densities of values; with a key, with dropout for the first `dropped` or all."""
         z, log_det = self.to_base(value, context, key, dropped)
         return base_log_prob(z, self.spec.df) + log_det
+
+    @property
+    def dropout(self) -> float:
+        """The share of hidden units dropped in training."""
+        return self.spec.dropout
+
+    def noise(self, key: PRNGKey, shape: tuple[int, ...]) -> Vectors:
+        """Points of the base, of this shape."""
+        return base_sample(key, (*shape, self.dim), self.spec.df)
 
     def sample(
         self, key: PRNGKey, context: Context, shape: tuple[int, ...] = ()
     ) -> tuple[Vectors, Numbers]:
         """Draws of this shape under each condition, and their log densities, as `draw`."""
-        shape = (*context.shift.shape[:-1], *shape)
-        return self.draw(base_sample(key, (*shape, self.dim), self.spec.df), context)
+        return self.draw(self.noise(key, (*context.shift.shape[:-1], *shape)), context)
+
+    def starts(self, key: PRNGKey, context: Context, n: int) -> tuple[Vectors, Numbers]:
+        """Points of the base, where Markov chains run, and their log densities there."""
+        z = self.noise(key, (*context.shift.shape[:-1], n))
+        return z, base_log_prob(z, self.spec.df)
+
+    def values(self, z: Vectors, context: Context) -> Vectors:
+        """The values of points in the base; can be differentiated."""
+        return self.from_base(z, context)[0]
 
     def draw(self, z: Vectors, context: Context) -> tuple[Vectors, Numbers]:
         """The values of points in the base, and their log densities.

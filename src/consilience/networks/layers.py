@@ -1,7 +1,7 @@
 """The small parts that networks are made of, for one example each.
 
 Matrices multiply from the left, `weight @ value`: vectorised over examples this keeps
-features on the leading axis, where the splines want their numbers. First weights come from
+features on the leading axis, where the splines want their parameters. First weights come from
 a NumPy generator: drawing them with JAX would compile for longer than many fits train.
 """
 
@@ -104,8 +104,8 @@ def largest_singular_value(weight: Float[Array, "m n"], squarings: int = 8) -> F
 class Mixing(eqx.Module):
     """The orthogonal matrices between coupling steps, two for each layer.
 
-    The first is a fixed permutation (the same for every key, so that another key compiles
-    nothing anew), times learned reflections if `learn`; the second swaps the halves.
+    The first is a fixed permutation (the same for every key, so that another key triggers
+    no recompilation), times learned reflections if `learn`; the second swaps the halves.
     Reflections come in pairs that start equal and so cancel: a new matrix is the
     permutation. The inverse is the transpose, the log-determinant zero.
     """

@@ -4,7 +4,7 @@ import dataclasses
 
 import equinox as eqx
 
-from consilience.networks.flow import Coupling
+from consilience.networks.density import ConditionalDensity
 from consilience.networks.summary import Summary
 
 
@@ -12,7 +12,7 @@ from consilience.networks.summary import Summary
 class Recipe:
     """The descriptions of the networks of a fit."""
 
-    posterior: Coupling
-    likelihood: Coupling | None
-    prior: Coupling | None
+    posterior: ConditionalDensity
+    likelihood: ConditionalDensity | None
+    prior: ConditionalDensity | None
     summary: Summary | eqx.Module

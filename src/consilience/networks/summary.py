@@ -1,12 +1,11 @@
 """Summary networks: data of any shape to a vector that a posterior is conditioned on.
 
 A description (`DeepSet()`, `SetTransformer()`, `Convolutions()`, `Dense()`, `Identity()`)
-builds a network for the data at hand. Any Equinox module can stand in for one: it is called
-with one standardised dataset, a dictionary of named arrays (`"data"` where x is one array),
-and returns a vector.
+builds a network for the shape of the data. `Summary` says how to write another.
 """
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.random import Generator
 
-from consilience.core.types import Flat
+from consilience.core.types import Flat, SummaryNetwork
 from consilience.model.data import Layout, Series, Set
 from consilience.networks.layers import MLP, Attention, Linear, normal, silu
 
@@ -24,9 +23,60 @@ KERNEL = 5
 """How many steps of a series a convolution sees at once."""
 
 
+@runtime_checkable
+class Summary(Protocol):
+    """The description of a summary network: what `cs.fit` takes as `summary=`.
+
+    `cs.DeepSet`, `cs.SetTransformer`, `cs.Convolutions`, `cs.Dense` and `cs.Identity` are such.
+
+    **How to write your own.** The simplest is an Equinox module, passed as it is. It is called
+    with one standardised dataset, a dictionary of named arrays (`"data"` where x is one array),
+    and returns a vector. Its arrays are trained. `cs.load(path, model, parts=[...])` takes an
+    instance of it.
+
+    A network whose weights depend on the shape of the data gets a description: a frozen
+    dataclass with a method `build`. `cs.load` then takes the class.
+
+    `build(rng, layout, dim)` returns such a module. `rng` is a NumPy generator for the first
+    weights; `layout` knows the data: `layout.features(x)` are a dataset's rows with their side
+    information, of the shape `(layout.rows, layout.n_features)`, and `layout.mask(x)` is 1 for
+    rows that are there and 0 for padding. `dim` is the number of parameters.
+
+    >>> import jax, consilience as cs, numpyro.distributions as dist
+    >>> class Sums(eqx.Module):
+    ...     weight: jax.Array
+    ...     layout: object = eqx.field(static=True)
+    ...
+    ...     def __call__(self, x):
+    ...         rows = self.layout.features(x) @ self.weight
+    ...         return self.layout.mask(x) @ jax.nn.tanh(rows)
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class SumOf:
+    ...     size: int = 4
+    ...
+    ...     def build(self, rng, layout, dim):
+    ...         weight = rng.standard_normal((layout.n_features, self.size))
+    ...         return Sums(jnp.asarray(weight, float), layout)
+    >>> model = cs.Model(
+    ...     dist.Normal(0, 1), lambda key, t: t + jax.random.normal(key, (5, 1)), data=cs.Set()
+    ... )
+    >>> sims = cs.simulate(model, 128, key=jax.random.key(0))
+    >>> fit = cs.fit(
+    ...     model, sims, key=jax.random.key(1), summary=SumOf(size=3), epochs=2,
+    ...     posterior=cs.Coupling(layers=1, width=8), self_consistency=False, progress=False,
+    ... )
+    >>> fit.recipe.summary
+    SumOf(size=3)
+    """
+
+    def build(self, rng: Generator, layout: Layout, dim: int, /) -> SummaryNetwork:
+        """A new network for data of this layout, about `dim` parameters."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """No network: data and side information, flat. For vectors of a few numbers."""
+    """No network: data and side information, flat. For short vectors."""
 
     def build(self, rng: Generator, layout: Layout, dim: int) -> "_Identity":
         return _Identity(layout)
@@ -41,7 +91,7 @@ class _Identity(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """Dense layers with a skip connection, for vectors of many numbers.
+    """Dense layers with a skip connection, for long vectors.
 
     `out`: the length of the summary; by default twice the number of parameters plus four.
     """
@@ -221,9 +271,6 @@ class _SetTransformer(eqx.Module):
             h = spread(h, induced, jnp.ones(induced.shape[0]))
         count = jnp.log1p(jnp.sum(mask))[None] - jnp.log1p(self.layout.rows)
         return self.head(jnp.concatenate([self.pool(self.seed, h, mask)[0], count]))
-
-
-Summary = Identity | Dense | Convolutions | DeepSet | SetTransformer
 
 
 def default_size(dim: int) -> int:

@@ -1,70 +1,112 @@
 """Descriptions of networks and data to and from JSON, and networks built from them alone.
 
 What is read may be damaged: the types of all fields are checked, and networks that would take
-more numbers than the file holds are refused before they are made.
+more numbers than the file holds are refused before they are made. Of classes of the user's own,
+only those that the user passed are built.
 """
 
 import dataclasses
 import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from consilience.core.compiling import on_device
 from consilience.model import data
 from consilience.model.data import DataSpace, Layout, Set, make_layout
-from consilience.networks import flow, summary
+from consilience.networks import flow, summary, transforms
+from consilience.networks.density import ConditionalDensity
 from consilience.networks.recipe import Recipe
+from consilience.networks.summary import Summary
+from consilience.posterior.parts import PLAIN, Parts, has_plain_fields
 
 CUSTOM = "a module of the user's own"
+"""A summary network of the user's own, in files of version 0.1.0."""
+OWN = "the user's own"
+"""The type of a part of the user's own; its class and its fields are beside it."""
 
 _DESCRIPTIONS = {
     cls.__name__: cls
     for cls in (
-        *(flow.Coupling, flow.Spline, flow.Affine, Recipe, Layout),
+        *(flow.Coupling, transforms.Spline, transforms.Affine, Recipe, Layout),
         *(data.Vector, data.Series, data.Set),
         *(summary.Identity, summary.Dense, summary.Convolutions),
         *(summary.DeepSet, summary.SetTransformer),
     )
 }
+LIBRARY = tuple(_DESCRIPTIONS.values())
+"""The classes that a file may name by themselves."""
 
 
 def encode(value: Any) -> Any:
-    """A description as JSON takes it."""
-    if isinstance(value, eqx.Module):
-        return CUSTOM
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
-    return [encode(item) for item in value] if isinstance(value, tuple) else value
+    """A description as JSON takes it; a part of the user's own by the name of its class."""
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, (*PLAIN, list, dict, np.ndarray, jax.Array)):
+        return value
+    cls = type(value)
+    if cls in LIBRARY:
+        return {"type": cls.__name__, **_fields(value)}
+    fields = _fields(value) if has_plain_fields(value) else None
+    return {"type": OWN, "class": cls.__name__, "module": cls.__module__, "fields": fields}
 
 
-def decode(value: Any, most: int | None = None) -> Any:
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def decode(value: Any, parts: Parts, most: int | None = None) -> Any:
     """The description that `encode` wrote; no whole number in it may be larger than `most`."""
     if isinstance(value, list):
-        return tuple(decode(item, most) for item in value)
+        return tuple(decode(item, parts, most) for item in value)
     if most is not None and isinstance(value, int) and value > most:
         raise ValueError(f"it asks for {value}, but the file holds {most} numbers in all.")
     if not isinstance(value, dict):
-        return value  # a number, a word, or a module of the user's own
-    cls = _DESCRIPTIONS.get(str(value.get("type")))
+        return parts.module() if value == CUSTOM else value
+    if value.get("type") == OWN:
+        name, module, held = (value[part] for part in ("class", "module", "fields"))
+        if held is None:
+            return parts.instance(str(name), str(module))
+        return _build(parts.described(str(name), str(module)), held, parts, most)
+    name = str(value.get("type"))
+    # Version 0.1.0 named transforms of the user's own as if they were the library's.
+    cls = _DESCRIPTIONS.get(name) or parts.find(name)
     if cls is None:
         raise ValueError(f"the file describes a {value.get('type')!r}, unknown to this version.")
-    fields = {name: decode(item, most) for name, item in value.items() if name != "type"}
+    return _build(cls, {n: item for n, item in value.items() if n != "type"}, parts, most)
+
+
+def _build(cls: type, held: dict[str, Any], parts: Parts, most: int | None) -> Any:
+    fields = {name: decode(item, parts, most) for name, item in held.items()}
     check_fields(cls, fields)
     return cls(**fields)
 
 
 def check_fields(cls: type, fields: dict[str, Any]):
     """Refuse values that do not have the types of a dataclass's fields."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for name, value in fields.items():
         if name not in hints or not _is(value, hints[name]):
             shown = f"{value!r}"[:80]
             raise ValueError(f"the description of a {cls.__name__} is off: {name} is {shown}.")
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of the fields; anything goes where a user's annotations cannot be resolved."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    try:
+        hints = typing.get_type_hints(cls)
+    except (NameError, TypeError, AttributeError):
+        if cls in LIBRARY:
+            raise
+        hints = {}
+    return {name: hints.get(name, Any) for name in names}
 
 
 def _is(value: Any, hint: Any) -> bool:
@@ -73,8 +115,10 @@ def _is(value: Any, hint: Any) -> bool:
         return True
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
     if origin is tuple:
-        return isinstance(value, tuple) and all(_is(item, parts[0]) for item in value)
+        return isinstance(value, tuple) and _are(value, parts)
     if origin is dict:
         key, held = parts
         return isinstance(value, dict) and all(
@@ -83,28 +127,64 @@ def _is(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         kinds = (int,) if hint is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    try:
+        return isinstance(value, origin or hint)
+    except TypeError:
+        return True  # a user's annotation that is no class
+
+
+def _are(values: tuple, hints: tuple) -> bool:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return all(_is(value, hints[0]) for value in values)
+    return len(values) == len(hints) and all(map(_is, values, hints))
 
 
 class Room(np.random.Generator):
-    """In place of random first weights: zeros, and no more numbers than there is room for."""
+    """Zeros in place of random first weights, and an error once they exceed a number of values."""
 
-    def __init__(self, numbers: int):
+    def __init__(self, size: int):
         super().__init__(np.random.PCG64(0))
-        self.left = numbers
+        self.left = size
 
     def zeros(self, shape: tuple[int, ...]) -> np.ndarray:
         # An empty matrix has a bias as long as its first axis.
         self.left -= math.prod(max(1, n) for n in shape)
-        if self.left < 0:
-            raise ValueError("the networks that it describes are larger than the file.")
+        self._check()
         return np.zeros(shape)
 
-    def standard_normal(self, size, *_: Any) -> np.ndarray:  # type: ignore[override]
-        return self.zeros(size)
+    def _check(self):
+        if self.left < 0:
+            raise ValueError("the networks that it describes are larger than the file.")
+
+    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
+
+    # Descriptions of the user's own may draw by these.
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
+        return self.zeros(_shape(size))
+
+    def measure(self, build: Callable[[], Any]) -> Any:
+        """A network of the user's own, of zeros, made once it is seen not to be too large."""
+        try:
+            shapes = eqx.filter_eval_shape(build)
+        except jax.errors.JAXTypeError:
+            return build()  # it looks at values, which have to be made
+        of_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+        self.left -= sum(leaf.size for leaf in jax.tree.leaves(shapes) if of_shape(leaf))
+        self._check()
+        zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if of_shape(leaf) else leaf  # noqa: E731
+        return jax.tree.map(zeros, shapes)
 
     def spawn(self, n_children: int) -> list[np.random.Generator]:
         return [self] * n_children
+
+
+def _shape(size: Any) -> tuple[int, ...]:
+    return () if size is None else tuple(np.atleast_1d(size).tolist())
 
 
 LONGEST = 2**40
@@ -123,3 +203,38 @@ def empty_space(layout: Layout, room: Room) -> DataSpace:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)
             arrays[name] = on_device(room.zeros(layout.shapes[name][pooled:]))
     return DataSpace(arrays, arrays, layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Density:
+    """A description of the user's own, whose network is measured before it takes memory."""
+
+    spec: ConditionalDensity
+    room: Room
+
+    def build(self, rng: np.random.Generator, /, *, dim: int, condition: int) -> Any:
+        return self.room.measure(lambda: self.spec.build(rng, dim=dim, condition=condition))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summary:
+    """A description of a summary network, likewise."""
+
+    spec: Summary
+    room: Room
+
+    def build(self, rng: np.random.Generator, layout: Layout, dim: int, /) -> Any:
+        return self.room.measure(lambda: self.spec.build(rng, layout, dim))
+
+
+def measured(recipe: Recipe, room: Room) -> Recipe:
+    """A recipe whose networks of the user's own are measured when they are built."""
+    own: dict[str, Any] = {
+        name: _Density(spec, room)
+        for name in ("posterior", "likelihood", "prior")
+        if (spec := getattr(recipe, name)) is not None and type(spec) not in LIBRARY
+    }
+    summary: Any = recipe.summary
+    if not isinstance(summary, (eqx.Module, *LIBRARY)):
+        own["summary"] = _Summary(summary, room)
+    return dataclasses.replace(recipe, **own)

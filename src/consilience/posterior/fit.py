@@ -32,7 +32,6 @@ from consilience.model.host import OnHost, failures_as_raised
 from consilience.model.model import Model
 from consilience.model.run import Spec
 from consilience.model.spaces import ParameterSpace
-from consilience.networks.base import base_sample
 from consilience.networks.layers import generator
 from consilience.networks.recipe import Recipe
 from consilience.networks.validity import Validity
@@ -153,7 +152,7 @@ class Fit(eqx.Module):
 
         Asks whether the observation is typical of `n` new simulations, or of `simulations`
         that the fit has not seen; how far the identity's values over `draws` posterior
-        draws agree, and whether importance weights can mend them; and whether `predictive`
+        draws agree, and whether importance weights can correct them; and whether `predictive`
         datasets simulated at the posterior (0: none) look like the observation, by
         `statistics`, named functions of one dataset, or by plain ones of every channel.
 
@@ -333,19 +332,19 @@ def _draw(
 ):
     flow, space = posterior.flow, posterior.parameters
 
-    def base(number):
-        # A dataset's draws do not depend on what else is asked for.
+    def noise(number):
+        # A dataset's draws do not depend on the rest of the batch.
         key_here = jax.random.fold_in(jax.random.fold_in(key, number), start)
-        return base_sample(key_here, (n, flow.dim), flow.spec.df)
+        return flow.noise(key_here, (n,))
 
     def draw(posterior, joint, z, x):
         contexts = posterior.contexts(x)
         if joint is None:
-            return twice(space.from_vector)(posterior.flow.from_base(z, contexts)[0]), None
+            return twice(space.from_vector)(posterior.flow.values(z, contexts)), None
         u, log_q = posterior.flow.draw(z, contexts)
         return twice(space.from_vector)(u), terms_at(joint, posterior, u, log_q, x)
 
-    return along_second(draw, mesh)(posterior, joint, jax.vmap(base)(numbers), x)
+    return along_second(draw, mesh)(posterior, joint, jax.vmap(noise)(numbers), x)
 
 
 @compiled

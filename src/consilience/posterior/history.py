@@ -1,4 +1,4 @@
-"""How training went: the record that a fit keeps."""
+"""The course of training: the record that a fit keeps."""
 
 import dataclasses
 

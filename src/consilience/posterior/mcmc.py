@@ -4,7 +4,8 @@ NUTS runs in the base space of the learned flow: with $\theta = T(z)$ it sees
 $$\log \pi(z) = \log p(T(z)) + \log p(x \mid T(z)) + \log |\det T'(z)|,$$
 which is the flow's simple base density wherever the learned posterior is right (Hoffman et
 al. 2019, arXiv:1903.03704). Chains start at amortized draws, chosen by their importance
-weights, so they need a short warm-up and few steps a draw.
+weights, so they need a short warm-up and few steps a draw. For a density without a base,
+$T$ is the identity: chains run in the space of standardised, unconstrained parameters.
 """
 
 import math
@@ -19,7 +20,6 @@ from consilience.core.compiling import compiled
 from consilience.core.types import Flat, PRNGKey, Scalar, Theta
 from consilience.identity.evidence import Joint
 from consilience.identity.learned import Posterior
-from consilience.networks.base import base_log_prob, base_sample
 
 CHAINS, WARMUP = 4, 200
 FEWEST = 4
@@ -57,8 +57,8 @@ def run_nuts(posterior: Posterior, joint: Joint, x: Any, n: int, key: PRNGKey) -
         return space.from_vector(flow.from_base(z, context)[0])
 
     k_start, k_pick, k_warm, k_run = jax.random.split(key, 4)
-    starts = base_sample(k_start, (STARTS, flow.dim), flow.spec.df)
-    log_weights = jax.vmap(log_density)(starts) - base_log_prob(starts, flow.spec.df)
+    starts, log_q = flow.starts(k_start, context, STARTS)
+    log_weights = jax.vmap(log_density)(starts) - log_q
     first = starts[jax.random.categorical(k_pick, log_weights, shape=(CHAINS,))]
 
     def chain(z: Flat, k_warm: PRNGKey, k_run: PRNGKey):

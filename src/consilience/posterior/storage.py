@@ -1,8 +1,8 @@
-"""Saving and loading a fit: safetensors for the numbers, JSON beside them for the rest.
+"""Saving and loading a fit: safetensors for the arrays, JSON beside them for the rest.
 
 The file's metadata describe the networks, the model and the training, in words that a person
 can read; loading builds the networks from the description and never runs code from a file.
-Checksums cover the numbers and the description, and what is built has the file's shapes.
+Checksums cover the arrays and the description, and what is built has the file's shapes.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import errno
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,17 @@ from consilience.model.model import Model
 from consilience.model.spaces import ParameterSpace
 from consilience.networks.validity import Validity
 from consilience.posterior.descriptions import (
-    CUSTOM,
+    LIBRARY,
     Room,
     check_fields,
     decode,
     empty_space,
     encode,
+    measured,
 )
 from consilience.posterior.fit import Fit, assemble
 from consilience.posterior.history import History
+from consilience.posterior.parts import MissingPartError, Parts
 
 FORMAT = 1
 MARK = "consilience fit"
@@ -44,7 +46,7 @@ META, DIGEST = "consilience", "sha256"
 """The file's metadata: the description, and its checksum."""
 
 SPARE = 1000
-"""Numbers by which networks may exceed what a file holds while they are built."""
+"""By how many values networks may exceed what a file holds while they are built."""
 
 
 class LoadError(ValueError):
@@ -102,43 +104,50 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else repr(value)
 
 
-def load(path: str | Path, model: Model, *, summary: eqx.Module | None = None) -> Fit:
+def load(
+    path: str | Path,
+    model: Model,
+    *,
+    parts: Sequence[Any] = (),
+    summary: eqx.Module | None = None,
+) -> Fit:
     """Read a fit of `model` from a file that `Fit.save` wrote.
 
-    `summary`: an instance of the summary network, where it was a module of the user's own.
+    `parts`: what the fit was made with beside parts of this library: the classes of
+    descriptions, and instances of modules and of other objects. An error names those that are
+    missing. A file holds no code, and builds no classes but the library's and these. Several
+    instances of one class are taken in the order posterior, likelihood, prior, summary.
+    `summary`: an instance of the summary network; `parts=[summary]` does the same.
     """
     if not isinstance(path, str | Path) or not isinstance(model, Model):
         raise TypeError(
             "cs.load takes a path and then the cs.Model that was fitted, got "
             f"{type(path).__name__} and {type(model).__name__}."
         )
-    path = Path(path)
+    path, own = Path(path), Parts(parts, LIBRARY)
     meta, tensors = _read(path)
     with _told(path):
         _check_model(meta["model"], model, path)
-        return _rebuild(meta, tensors, model, summary, path)
+        return _rebuild(meta, tensors, model, own, summary, path)
 
 
 def _rebuild(
     meta: dict[str, Any],
     tensors: dict[str, np.ndarray],
     model: Model,
+    parts: Parts,
     summary: eqx.Module | None,
     path: Path,
 ) -> Fit:
     described = dict(meta["recipe"])
-    if described["summary"] == CUSTOM and summary is None:
-        raise LoadError(
-            f"{path} was made with a summary network of your own: pass an instance of it, "
-            "cs.load(path, model, summary=...)."
-        )
     held = sum(array.size for array in tensors.values())
-    # Building draws some numbers that networks do not keep.
+    # Building draws some values that networks do not keep.
     room = Room(4 * held + SPARE)
-    recipe = decode({**described, "summary": summary or described["summary"]}, held + SPARE)
-    space = empty_space(decode(meta["layout"]), room)
+    described["summary"] = summary or described["summary"]
+    recipe = decode(described, parts, held + SPARE)
+    space = empty_space(decode(meta["layout"], parts), room)
     parameters = ParameterSpace(model.prior)
-    networks = build_networks(recipe, parameters, space, room)
+    networks = build_networks(measured(recipe, room), parameters, space, room)
     validity = Validity(parameters.dim, room) if meta.get("validity") else None
     networks, (loc, scale), space, validity = _fill(
         (networks, (parameters.loc, parameters.scale), space, validity), tensors, path
@@ -155,19 +164,19 @@ def _rebuild(
     )
 
 
-def _history(said: dict[str, Any]) -> History:
-    terms = {name: np.array(values, float) for name, values in said["terms"].items()}
-    check_fields(History, {**said, "terms": terms})
-    return History(**{**said, "terms": terms})
+def _history(held: dict[str, Any]) -> History:
+    terms = {name: np.array(values, float) for name, values in held["terms"].items()}
+    check_fields(History, {**held, "terms": terms})
+    return History(**{**held, "terms": terms})
 
 
-def _origin(said: dict[str, Any] | None) -> Origin | None:
-    """None for a file of an earlier version, which does not say."""
-    if said is None:
+def _origin(held: dict[str, Any] | None) -> Origin | None:
+    """None for a file of version 0.1.0, which does not hold one."""
+    if held is None:
         return None
-    keys = {name: said[name] and tuple(said[name]) for name in ("key", "runs_key")}
-    check_fields(Origin, {**said, **keys})
-    return Origin(**{**said, **keys})
+    keys = {name: held[name] and tuple(held[name]) for name in ("key", "runs_key")}
+    check_fields(Origin, {**held, **keys})
+    return Origin(**{**held, **keys})
 
 
 def _numbers(fit: Fit):
@@ -206,14 +215,16 @@ def _alike(first: Any, second: np.ndarray) -> bool:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Whatever goes wrong over what a file says, in words."""
+    """Raise `LoadError` with the reason where the content of a file is invalid."""
     try:
         yield
     except LoadError:
         raise
+    except MissingPartError as error:
+        raise LoadError(f"{path} {error}") from error
     except Exception as error:
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise LoadError(f"{path} is damaged, or not a saved fit: {said}") from error
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise LoadError(f"{path} is damaged, or not a saved fit: {reason}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

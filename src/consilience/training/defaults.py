@@ -9,9 +9,11 @@ from consilience.identity.consistency import SelfConsistency
 from consilience.identity.setting import Setting
 from consilience.model.data import Layout, Series, Set
 from consilience.model.model import Model
-from consilience.networks.flow import Affine, Coupling
+from consilience.networks.density import ConditionalDensity
+from consilience.networks.flow import Coupling
 from consilience.networks.recipe import Recipe
 from consilience.networks.summary import Summary, default_summary
+from consilience.networks.transforms import Affine
 
 WIDE = 20
 """Data of more numbers than that are wide."""
@@ -52,9 +54,9 @@ def default_plan(
     n: int,
     *,
     self_consistency: SelfConsistency | bool | None = None,
-    posterior: Coupling | None = None,
-    likelihood: Coupling | bool | None = None,
-    prior: Coupling | None = None,
+    posterior: ConditionalDensity | None = None,
+    likelihood: ConditionalDensity | bool | None = None,
+    prior: ConditionalDensity | None = None,
     summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -106,7 +108,7 @@ def default_plan(
     if likelihood is True or (tandem and not likelihood):
         likelihood = _likelihood(n, layout, dim)
     likelihood = likelihood or None
-    smooth = likelihood is not None and isinstance(likelihood.transform, Affine)
+    smooth = isinstance(likelihood, Coupling) and isinstance(likelihood.transform, Affine)
     wide = tandem and layout.unit_sizes[0] > WIDE
     if settings is not None:
         settings = settings.resolved(Setting(layout.kind, exact, wide, atomic))
@@ -128,7 +130,7 @@ def default_plan(
             tandem=tandem,
             smooth=smooth,
             many=wide or isinstance(layout.kind, Set),
-            unguarded=not consistent and posterior.dropout > 0 and not validation,
+            unguarded=not consistent and _drops(posterior) and not validation,
             patient=few and validation > 0,
             slow=isinstance(layout.kind, Series),
         )
@@ -199,6 +201,11 @@ def _length(
     if unguarded:
         return Length(35, 500, 4500)
     return Length(100, 2000, 6000) if consistent or slow else Length(0, 2000, 2000)
+
+
+def _drops(posterior: ConditionalDensity) -> bool:
+    """Whether dropout guards a posterior against overfitting."""
+    return isinstance(posterior, Coupling) and posterior.dropout > 0
 
 
 def _posterior(consistent: bool, tandem: bool, dropout: float) -> Coupling:

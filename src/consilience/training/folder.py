@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,16 @@ def held_spec(path: str | Path, model: Model, x: Data) -> Spec | None:
 class Kept:
     """A folder of rounds, locked for one writer until it is closed."""
 
-    def __init__(self, path: str | Path, model: Model, x: Data, about: dict[str, Any]):
+    def __init__(
+        self,
+        path: str | Path,
+        model: Model,
+        x: Data,
+        about: dict[str, Any],
+        parts: Sequence[Any] = (),
+    ):
         # Absolute: a simulator may change the current folder.
-        self.path, self.model = Path(path).absolute(), model
+        self.path, self.model, self.parts = Path(path).absolute(), model, parts
         assert model.layout is not None
         self.layout = model.layout
         try:
@@ -227,7 +234,7 @@ class Kept:
         if not file.exists():
             return None
         try:
-            return load(file, self.model)
+            return load(file, self.model, parts=self.parts)
         except (LoadError, FileNotFoundError) as error:
             raise LoadError(
                 f"{error} Delete {file}, and call again: it is trained again on the runs beside it."

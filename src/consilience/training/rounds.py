@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -18,7 +19,7 @@ from consilience.core.arrays import as_count
 from consilience.core.types import Data, PRNGKey, Theta
 from consilience.identity.consistency import SelfConsistency
 from consilience.model.model import Model
-from consilience.networks.flow import Coupling
+from consilience.networks.density import ConditionalDensity
 from consilience.networks.summary import Summary
 from consilience.posterior.fit import Fit
 from consilience.simulation.simulate import find_layout, simulate, simulate_at, with_spec
@@ -101,9 +102,9 @@ def sequential(
     key: PRNGKey,
     proposal: Atomic | Truncated | None = None,
     self_consistency: SelfConsistency | bool | None = None,
-    posterior: Coupling | None = None,
-    likelihood: Coupling | bool | None = None,
-    summary: Summary | None = None,
+    posterior: ConditionalDensity | None = None,
+    likelihood: ConditionalDensity | bool | None = None,
+    summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     directory: str | Path | None = None,
@@ -149,7 +150,10 @@ def sequential(
         "epochs": epochs,
         "batch_size": batch_size,
     }
-    kept = None if directory is None else Kept(directory, model, x, about(model, key, settings))
+    kept = None
+    if directory is not None:
+        parts = (posterior, likelihood, summary)
+        kept = Kept(directory, model, x, about(model, key, settings), parts)
     done: list[Round] = []
     with kept or contextlib.nullcontext():
         for number in range(rounds):

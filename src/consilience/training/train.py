@@ -30,7 +30,7 @@ from consilience.model.data import data_space
 from consilience.model.host import failures_as_raised
 from consilience.model.model import Model
 from consilience.model.spaces import parameter_space
-from consilience.networks.flow import Coupling
+from consilience.networks.density import ConditionalDensity
 from consilience.networks.layers import generator, random_key
 from consilience.networks.summary import Summary
 from consilience.posterior.fit import Fit, assemble
@@ -63,9 +63,9 @@ def fit(
     unlabeled: Data | None = None,
     start: Fit | None = None,
     atoms: int | None = None,
-    posterior: Coupling | None = None,
-    likelihood: Coupling | bool | None = None,
-    prior: Coupling | None = None,
+    posterior: ConditionalDensity | None = None,
+    likelihood: ConditionalDensity | bool | None = None,
+    prior: ConditionalDensity | None = None,
     summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -90,10 +90,10 @@ def fit(
     `start`: a fit of the same model to go on from: its networks, and its scales.
     `atoms`: for theta that were drawn from a proposal, not from the prior: the posterior
     learns to tell a run's theta from those of so many others (see `consilience.training.rounds`).
-    `posterior`: the flow of the posterior.
-    `likelihood`: True, or a flow of your own, to learn the likelihood in tandem (NPLE).
-    `prior`: a flow, to learn the prior's density; done unasked where it has none.
-    `summary`: a summary network; by default one that fits the shape of the data.
+    `posterior`: the density of the posterior: `cs.Coupling`, or any `cs.ConditionalDensity`.
+    `likelihood`: True, or a density of your own, to learn the likelihood jointly (NPLE).
+    `prior`: a density, to learn that of the prior; by default only where the prior has none.
+    `summary`: a `cs.Summary` or an Equinox module; by default one for the shape of the data.
     `learning_rate`, `schedule`: Adam's rate at the start, and its course over training.
     `optimizer`: any Optax optimizer in place of Adam, with a learning rate of its own.
     `validation`: the share of simulations held out, whose loss picks the best epoch; 0 for
