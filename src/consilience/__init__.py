@@ -14,11 +14,24 @@ if TYPE_CHECKING:
     from consilience.diagnostics.calibration import Calibration, calibrate
     from consilience.diagnostics.check import Check
     from consilience.diagnostics.scores import score
-    from consilience.identity.augmentation import Bootstrap, Jitter
+    from consilience.identity.augmentation import Augmentation, Bootstrap, Jitter
     from consilience.identity.consistency import SelfConsistency
-    from consilience.identity.criteria import Bounded, RatioVariance, RelativeConstraint, Variance
-    from consilience.identity.proposals import CurrentPosterior, EpochCopy, FromPrior, Mixture
-    from consilience.identity.schedules import Constant, Cosine, Ramp, Smooth, Step
+    from consilience.identity.criteria import (
+        Bounded,
+        Criterion,
+        RatioVariance,
+        RelativeConstraint,
+        Variance,
+    )
+    from consilience.identity.proposals import (
+        CurrentPosterior,
+        EpochCopy,
+        FromPrior,
+        Mixture,
+        Proposal,
+    )
+    from consilience.identity.schedules import Constant, Cosine, Ramp, Schedule, Smooth, Step
+    from consilience.identity.terms import LossTerm
     from consilience.model.data import Series, Set, Vector
     from consilience.model.external import command, external
     from consilience.model.host import OnHost
@@ -58,6 +71,7 @@ __version__ = version("consilience")
 __all__ = [
     "Affine",
     "Atomic",
+    "Augmentation",
     "BatchedDensity",
     "Bootstrap",
     "Bounded",
@@ -69,6 +83,7 @@ __all__ = [
     "Cosine",
     "Coupling",
     "CouplingTransform",
+    "Criterion",
     "CurrentPosterior",
     "DeepSet",
     "Dense",
@@ -82,10 +97,12 @@ __all__ = [
     "ImplicitPrior",
     "Jitter",
     "LoadError",
+    "LossTerm",
     "Mixture",
     "Model",
     "OnHost",
     "PerRow",
+    "Proposal",
     "Ramp",
     "RatioVariance",
     "Recipe",
@@ -93,6 +110,7 @@ __all__ = [
     "RelativeConstraint",
     "Round",
     "SaveError",
+    "Schedule",
     "SelfConsistency",
     "Series",
     "Set",
@@ -139,11 +157,12 @@ _HOMES = {
     "networks.recipe": "Recipe",
     "networks.summary": "Convolutions DeepSet Dense Identity SetTransformer Summary",
     "networks.transforms": "Affine CouplingTransform RecordedTransform Spline",
-    "identity.augmentation": "Bootstrap Jitter",
+    "identity.augmentation": "Augmentation Bootstrap Jitter",
     "identity.consistency": "SelfConsistency",
-    "identity.criteria": "Bounded RatioVariance RelativeConstraint Variance",
-    "identity.proposals": "CurrentPosterior EpochCopy FromPrior Mixture",
-    "identity.schedules": "Constant Cosine Ramp Smooth Step",
+    "identity.criteria": "Bounded Criterion RatioVariance RelativeConstraint Variance",
+    "identity.proposals": "CurrentPosterior EpochCopy FromPrior Mixture Proposal",
+    "identity.schedules": "Constant Cosine Ramp Schedule Smooth Step",
+    "identity.terms": "LossTerm",
     "posterior.comparison": "compare",
     "posterior.datasets": "to_arviz",
     "posterior.fit": "Fit",

@@ -187,7 +187,7 @@ def check_terms(terms: Sequence[LossTerm]):
         if isinstance(term, type) or not isinstance(term, LossTerm):
             raise TypeError(
                 "Each of terms must be an object with a name that is called with a view of the "
-                f"step and a key (see consilience.identity.terms.LossTerm), got {term!r}."
+                f"step and a key (see cs.LossTerm), got {term!r}."
             )
         if not isinstance(term.name, str) or term.name in (*TAKEN, *names):
             raise ValueError(

@@ -105,7 +105,7 @@ def fit(
     in a store that are larger are read as training goes, in parts.
 
     `terms`: more terms of the loss, added to the built-in ones: see
-    `consilience.identity.terms.LossTerm`.
+    `cs.LossTerm`.
 
     Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
 
