@@ -47,7 +47,8 @@ class Prior(eqx.Module):
 
     `draw` makes one draw, a dictionary; `density` is its log density, or None where the
     prior can only be sampled. `transforms` map real numbers to each parameter's support.
-    `earlier`: the texts that version 0.1.0 put into files, where they differ.
+    `earlier`: the texts that version 0.1.0 put into files, where they differ; `former`: those of
+    versions between it and this one.
     `identify`: what the fingerprint is made of, such as the distributions; by default a few draws.
     """
 
@@ -58,6 +59,7 @@ class Prior(eqx.Module):
     _shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     _texts: tuple[str, ...] = eqx.field(static=True)
     _earlier: tuple[str, ...] = eqx.field(static=True)
+    _former: tuple[str, ...] = eqx.field(static=True)
     _identity: Callable[[], str] = eqx.field(static=True)
 
     def __init__(
@@ -69,6 +71,7 @@ class Prior(eqx.Module):
         shapes: dict[str, tuple[int, ...]],
         texts: dict[str, str],
         earlier: dict[str, str] | None = None,
+        former: dict[str, str] | None = None,
         identify: Callable[[], Any] | None = None,
     ):
         check_names(shapes)
@@ -80,6 +83,7 @@ class Prior(eqx.Module):
         self._shapes = tuple(shapes[name] for name in self.names)
         self._texts = tuple(texts[name] for name in self.names)
         self._earlier = tuple((earlier or texts)[name] for name in self.names)
+        self._former = tuple((former or texts)[name] for name in self.names)
         self._identity = _Once(lambda: self._fingerprint(identify))
 
     @property
@@ -112,8 +116,15 @@ class Prior(eqx.Module):
         if same is not None:
             return not same
         # The order of parameters counts: it is that of their random numbers, and of weights.
-        earlier = list(zip(self.names, self._earlier, strict=True))
-        return texts is not None and list(texts.items()) not in (list(self.texts.items()), earlier)
+        known = (self._texts, self._earlier, self._former)
+        return texts is not None and list(texts.items()) not in [
+            list(zip(self.names, one, strict=True)) for one in known
+        ]
+
+    def hidden(self, texts: Any) -> str:
+        """What to add where the texts of another prior are the same as those of this one."""
+        same = texts == self.texts
+        return ", which differs in numbers that these lines leave out" if same else ""
 
     def n_real(self, name: str) -> int:
         """How many real numbers stand for a parameter."""
@@ -178,7 +189,7 @@ def as_prior(prior: Any) -> Prior:
         )
 
     for name, part in parts.items():
-        _check_draws(part, name)
+        check_draws(part, name)
     return Prior(
         draw=draw,
         density=density,
@@ -190,16 +201,35 @@ def as_prior(prior: Any) -> Prior:
     )
 
 
-def _check_draws(part: dist.Distribution, name: str):
-    """Refuse a distribution of which no draw is finite and in its support."""
+def check_draws(part: dist.Distribution, name: str):
+    """Refuse a distribution of one value, or of which no draw is finite and in its support."""
     transform_to(part.support, name)
     value = part.sample(jax.random.key(0), (DRAWS,))
-    good = jnp.isfinite(value).reshape(DRAWS, -1).all(axis=1) & part.support(value)
-    if not isinstance(good, jax.core.Tracer) and not good.any():
+    rows = lambda array: jnp.reshape(array, (DRAWS, -1)).all(axis=1)  # noqa: E731
+    good = rows(jnp.isfinite(value)) & rows(part.support(value))
+    if isinstance(good, jax.core.Tracer):
+        return
+    if not good.any():
         raise ValueError(
             f"The prior of {name!r}, {describe(part)}, draws values that are not finite or not in "
             f"its support, such as {np.asarray(value[0])}: check its numbers."
         )
+    if _has_no_width(part.support):
+        raise ValueError(
+            f"The prior of {name!r}, {describe(part)}, allows one value only where its bounds are "
+            "equal: leave what is known out, and write its value into the simulator and the "
+            "likelihood."
+        )
+
+
+def _has_no_width(support: Constraint) -> bool:
+    """Whether the lower and the upper bound of any entry are the same number."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    low, high = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
+    if low is None or high is None:
+        return False
+    return bool(jnp.any(jnp.asarray(low) == jnp.asarray(high)))
 
 
 def _native(part: dist.Distribution) -> dist.Distribution:
