@@ -139,8 +139,8 @@ ODD = {
     "an empty array": (np.zeros(0), r"x has the shape \(0,\): return at least one number"),
     "an empty array by name": ({"y": np.zeros((0, 2))}, r"x\['y'\] has the shape \(0, 2\)"),
     "1 and '1'": ({1: 2.0, "1": 2.0}, r"names in x must differ as text, got \[1, '1'\]"),
-    "a generator": (np.random.default_rng(0), "an array of real numbers, got one Generator"),
-    "None by name": ({"y": None}, r"x\['y'\] must be an array of real numbers, got nothing"),
+    "a generator": (np.random.default_rng(0), "x must be real numbers, got one Generator"),
+    "None by name": ({"y": None}, r"x\['y'\] must be real numbers, got nothing"),
 }
 
 

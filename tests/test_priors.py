@@ -122,6 +122,14 @@ def test_impossible_priors_in_a_numpyro_model_are_refused(high, message):
         cs.Model.from_numpyro(model, observed="y")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_an_implicit_prior_that_draws_nothing_of_use_is_refused(value):
+    draw = lambda key: {"a": jax.random.normal(key), "b": value * jnp.ones(2)}  # noqa: E731
+    positive = {"b": dist.constraints.positive}
+    with pytest.raises(ValueError, match=r"values of 'b' .*not in its support.*\(support=\.\.\.\)"):
+        cs.Model(cs.ImplicitPrior(draw, support=positive))
+
+
 @pytest.mark.parametrize("mask", [True, np.ones(3, bool)], ids=["True", "all True"])
 def test_a_mask_that_leaves_nothing_out_is_no_mask(mask):
     assert observing(lambda a: handlers.mask(mask=mask), plate=3).layout.shapes["data"] == (3,)

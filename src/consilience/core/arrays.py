@@ -51,8 +51,9 @@ def as_real(value: Any, what: str) -> np.ndarray:
     if _is_short_float(array.dtype):
         array = array.astype(np.float32)
     if array.dtype.kind == "O" and array.ndim == 0:
-        got = "nothing (None)" if value is None else f"one {type(value).__name__}"
-        raise TypeError(f"{what} must be an array of real numbers, got {got}.")
+        held = array.item()
+        got = "nothing (None)" if held is None else f"one {type(held).__name__}"
+        raise TypeError(f"{what} must be real numbers, got {got}.")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:

@@ -16,17 +16,8 @@ from consilience.core.arrays import warn_caller
 from consilience.core.types import Data, PRNGKey, Scalar, Theta
 from consilience.model.data import Kind, Set, Vector
 from consilience.model.fingerprint import describe, describe_briefly
-from consilience.model.priors import (
-    BARE,
-    CENSORED,
-    Prior,
-    check_draws,
-    is_masked,
-    log_prob_in_support,
-    parts_of,
-    refuse_improper,
-    transform_to,
-)
+from consilience.model.priors import BARE, Prior, log_prob_in_support, transform_to
+from consilience.model.proper import CENSORED, check_draws, is_masked, parts_of, refuse_improper
 
 Sites = dict[str, dict[str, Any]]
 

@@ -8,7 +8,7 @@ NumPyro model.
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +22,7 @@ from numpyro.distributions.transforms import Transform
 
 from consilience.core.types import PRNGKey, Scalar, Theta
 from consilience.model.fingerprint import agree, describe, describe_briefly, fingerprint
+from consilience.model.proper import check_draws, check_implicit, refuse_improper
 
 BARE = "theta"
 """The name of the only parameter, where the prior is one distribution without a name."""
@@ -189,6 +190,7 @@ def as_prior(prior: Any) -> Prior:
         )
 
     for name, part in parts.items():
+        transform_to(part.support, name)
         check_draws(part, name)
     return Prior(
         draw=draw,
@@ -199,37 +201,6 @@ def as_prior(prior: Any) -> Prior:
         earlier={name: describe_briefly(part) for name, part in parts.items()},
         identify=lambda: parts,
     )
-
-
-def check_draws(part: dist.Distribution, name: str):
-    """Refuse a distribution of one value, or of which no draw is finite and in its support."""
-    transform_to(part.support, name)
-    value = part.sample(jax.random.key(0), (DRAWS,))
-    rows = lambda array: jnp.reshape(array, (DRAWS, -1)).all(axis=1)  # noqa: E731
-    good = rows(jnp.isfinite(value)) & rows(part.support(value))
-    if isinstance(good, jax.core.Tracer):
-        return
-    if not good.any():
-        raise ValueError(
-            f"The prior of {name!r}, {describe(part)}, draws values that are not finite or not in "
-            f"its support, such as {np.asarray(value[0])}: check its numbers."
-        )
-    if _has_no_width(part.support):
-        raise ValueError(
-            f"The prior of {name!r}, {describe(part)}, allows one value only where its bounds are "
-            "equal: leave what is known out, and write its value into the simulator and the "
-            "likelihood."
-        )
-
-
-def _has_no_width(support: Constraint) -> bool:
-    """Whether the lower and the upper bound of any entry are the same number."""
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    low, high = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
-    if low is None or high is None:
-        return False
-    return bool(jnp.any(jnp.asarray(low) == jnp.asarray(high)))
 
 
 def _native(part: dist.Distribution) -> dist.Distribution:
@@ -258,6 +229,7 @@ def _from_draws(prior: ImplicitPrior) -> Prior:
             f"it draws {sorted(shapes)}."
         )
     support = {name: prior.support.get(name, constraints.real) for name in shapes}
+    check_implicit(prior.draw, support)
     return Prior(
         draw=prior.draw,
         density=None,
@@ -272,62 +244,6 @@ def log_prob_in_support(part: dist.Distribution, value) -> Scalar:
     inside = jnp.all(part.support(value))
     safe = jnp.where(inside, value, part.support.feasible_like(value))
     return jnp.where(inside, jnp.sum(part.log_prob(safe)), -jnp.inf)
-
-
-def parts_of(part: dist.Distribution) -> Iterator[dist.Distribution]:
-    """A distribution and all that it is made of."""
-    yield part
-    for value in vars(part).values():
-        for inner in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(inner, dist.Distribution):
-                yield from parts_of(inner)
-
-
-def is_masked(part: dist.Distribution) -> bool:
-    """Whether a mask leaves any of the density out."""
-    return isinstance(part, dist.MaskedDistribution) and not np.all(part._mask)
-
-
-def refuse_improper(part: dist.Distribution, name: str):
-    """Refuse a distribution whose draws and density are not those of one proper density."""
-    # A factor first: where it is masked too, it is the factor that is of no use.
-    for inner in sorted(parts_of(part), key=lambda inner: not isinstance(inner, dist.Unit)):
-        reason = _improper(inner)
-        if reason is not None:
-            raise ValueError(f"The prior of {name!r} {reason}.")
-
-
-def _improper(part: dist.Distribution) -> str | None:
-    if isinstance(part, dist.Delta):
-        return (
-            "has a point mass (Delta), which has no density to learn: leave the parameter out, and "
-            "write its value into the simulator and the likelihood (in a NumPyro model: "
-            "numpyro.deterministic)"
-        )
-    if isinstance(part, HURDLES) and not part.support.is_discrete:
-        return f"has a point mass ({type(part).__name__}), which has no density to learn"
-    if isinstance(part, dist.ImproperUniform):
-        return "is improper (ImproperUniform) and cannot be drawn from: pass a proper prior"
-    if isinstance(part, dist.Unit):
-        return (
-            "comes from numpyro.factor, which changes the density and not the draws: leave it out"
-        )
-    if isinstance(part, CENSORED):
-        return "is censored, which changes the density and not the draws: truncate it instead"
-    if is_masked(part):
-        return "is masked, which changes the density and not the draws: leave the mask out"
-    return None
-
-
-def _there(*names: str) -> tuple[Any, ...]:
-    """Distributions that not every version of NumPyro has."""
-    return tuple(getattr(dist, name) for name in names if hasattr(dist, name))
-
-
-HURDLES = _there("HurdleProbs", "HurdleLogits")
-CENSORED = _there(
-    "LeftCensoredDistribution", "RightCensoredDistribution", "IntervalCensoredDistribution"
-)
 
 
 RESERVED = ("observation", "chain", "draw", "pareto_k", "ess", "gradients", "divergences")
