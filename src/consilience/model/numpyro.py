@@ -44,13 +44,7 @@ def trace_model(
         raise ValueError("The NumPyro model has no latent site left: nothing to infer.")
     _refuse_subsampling(sites)
     _warn_of_replaced(replaced, latent)
-    first, second = run(jax.random.key(1)), run(jax.random.key(2))
-    _refuse_moving_supports(first, second, latent)
-    texts = {n: _describe_both(sampled[n]["fn"], first[n]["fn"]) for n in latent}
-    for name in latent:
-        if texts[name] == describe(sampled[name]["fn"]):
-            check_draws(sampled[name]["fn"], name)
-    _refuse_hidden(run, first, second, list(sampled))
+    texts = _checked_texts(run, sampled, latent)
 
     def draw(key: PRNGKey) -> Theta:
         sites = run(key)
@@ -218,6 +212,18 @@ def _at_fixed_points(run: Callable, sampled: Sites, latent: list[str]) -> list[A
 def _scattered(start: int, n: int) -> np.ndarray:
     """Numbers within (-1, 1), all different: the fractions of multiples of the golden ratio."""
     return 2 * ((np.arange(start, start + n) + 1) * 0.6180339887498949 % 1) - 1
+
+
+def _checked_texts(run: Callable, sampled: Sites, latent: list[str]) -> dict[str, str]:
+    """A line about each latent site, once it is seen that all can be drawn and told apart."""
+    first, second = run(jax.random.key(1)), run(jax.random.key(2))
+    _refuse_moving_supports(first, second, latent)
+    texts = {name: _describe_both(sampled[name]["fn"], first[name]["fn"]) for name in latent}
+    for name in latent:
+        if texts[name] == describe(sampled[name]["fn"]):
+            check_draws(sampled[name]["fn"], name)
+    _refuse_hidden(run, first, second, list(sampled))
+    return texts
 
 
 def _refuse_subsampling(sites: Sites):
