@@ -146,7 +146,7 @@ ODD = {
 
 @pytest.mark.parametrize(("x", "message"), ODD.values(), ids=ODD)
 def test_what_a_simulator_outside_jax_returned_is_named_with_what_to_do(x, message):
-    failure = run_one(Task(lambda rng: x, (0,)), 0, {}).failure
+    failure = run_one(Task(cs.external(lambda rng: x), (0,)), 0, {}).failure
     assert failure.reason == "wrong shape"
     assert re.search(message, failure.message)
 
