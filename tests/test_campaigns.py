@@ -483,7 +483,7 @@ import consilience as cs
 from consilience.simulation import campaign as campaigns
 from consilience.simulation import workers
 
-def campaign(store, log):
+def campaign(store, log, runs):
     def noisy(rng, mu, sigma):
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(handle, f"{mu!r}\\n".encode())
@@ -495,14 +495,17 @@ def campaign(store, log):
     model = cs.Model(
         {"mu": dist.Normal(0.0, 1.0), "sigma": dist.Uniform(0.0, 2.0)}, cs.external(noisy)
     )
-    cs.simulate(model, 200, key=jax.random.key(5), store=store, chunk=2, progress=False)
+    cs.simulate(model, int(runs), key=jax.random.key(5), store=store, chunk=2, progress=False)
 
 campaign(*sys.argv[1:])
 """
-RUNS, CHUNK, WINDOW, KILLS = 200, 2, 4, 3
+CHUNK, WINDOW = 2, 4
 
 
-def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("runs", "times"), [(200, 3), pytest.param(2000, 20, marks=pytest.mark.slow)]
+)
+def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(runs, times, tmp_path):
     """On two processes, each kill by SIGKILL at a random moment."""
     store, log, script = tmp_path / "x.zarr", tmp_path / "log", tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -511,8 +514,8 @@ def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
     while code == -signal.SIGKILL:
         name = uuid.uuid4().hex
         environment = {**os.environ, NAME: name}
-        process = subprocess.Popen([sys.executable, script, store, log], env=environment)
-        if kills < KILLS:
+        process = subprocess.Popen([sys.executable, script, store, log, str(runs)], env=environment)
+        if kills < times:
             wait_for_more(log, process)
             time.sleep(np.random.default_rng().uniform(0.0, 0.4))
             assert len(family(name)) > 2
@@ -521,17 +524,17 @@ def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(tmp_path):
             assert_none_left(name)
         code = process.wait()
     assert code == 0
-    assert kills == KILLS
+    assert kills == times
     alone = tmp_path / "alone.zarr"
-    subprocess.run([sys.executable, script, alone, tmp_path / "other"], check=True)
+    subprocess.run([sys.executable, script, alone, tmp_path / "other", str(runs)], check=True)
     expected, kept = cs.Simulations.open(alone), cs.Simulations.open(store)
-    assert len(expected) == RUNS
+    assert len(expected) == runs
     np.testing.assert_array_equal(kept.x, expected.x)
     np.testing.assert_array_equal(kept.theta["sigma"], expected.theta["sigma"])
     ran = log.read_text().split()
     assert set(ran) == {repr(mu) for mu in expected.theta["mu"].tolist()}
     # A process finishes the run that it is at, after the kill.
-    assert len(ran) - RUNS <= KILLS * WINDOW * CHUNK
+    assert len(ran) - runs <= times * WINDOW * CHUNK
 
 
 def wait_for_more(log, process):

@@ -3,9 +3,10 @@
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from consilience.core.devices import make_mesh
+from consilience.core.devices import make_mesh, replicate
 from consilience.posterior.blocks import blocks
 from tests.conftest import quick
 
@@ -68,9 +69,16 @@ def test_blocks_of_draws_can_be_shared_out_evenly(share):
         assert {(a, b) for i, j in made for a in i for b in j} >= {(0, 0), (m - 1, n - 1)}
 
 
-def test_what_is_no_list_of_devices_is_refused():
-    with pytest.raises(TypeError, match=r"devices=jax.devices\(\), got 'cpu'"):
-        make_mesh("cpu")
+@pytest.mark.parametrize("given", ["cpu", jax.devices()[0], 2], ids=repr)
+def test_what_is_no_list_of_devices_is_refused(given, unchecked):
+    with pytest.raises(TypeError) as error:
+        make_mesh(given)
+    assert f"devices=jax.devices(), got {given!r}" in str(error.value)
+
+
+def test_names_of_devices_are_no_devices():
+    with pytest.raises(TypeError, match=r"devices=jax.devices\(\), got \['cpu', 'gpu'\]"):
+        replicate({}, make_mesh(["cpu", "gpu"]))
 
 
 def test_one_device_is_no_mesh():

@@ -1,6 +1,7 @@
 """Simulators outside JAX: what they get, what they may give, and what is refused."""
 
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,6 +129,26 @@ def test_odd_results_are_failures_not_data():
     assert run_of(None).failure.reason == "wrong shape"
     assert run_of(np.array([1.0, np.nan])).failure.reason == "not finite"
     assert run_of([1.0, 2.0]).failure is None
+
+
+ODD = {
+    "None": (None, r"The simulator returned nothing \(None\): end it with `return x`"),
+    "an empty dictionary": ({}, "x is an empty dictionary: name at least one array"),
+    "complex numbers": (1j * np.ones(2), "x must be real numbers, but it is complex: .*imaginary"),
+    "a random key": (jax.random.key(0), "x must be real numbers, but it is a random key"),
+    "an empty array": (np.zeros(0), r"x has the shape \(0,\): return at least one number"),
+    "an empty array by name": ({"y": np.zeros((0, 2))}, r"x\['y'\] has the shape \(0, 2\)"),
+    "1 and '1'": ({1: 2.0, "1": 2.0}, r"names in x must differ as text, got \[1, '1'\]"),
+    "a generator": (np.random.default_rng(0), "x must be real numbers, got one Generator"),
+    "None by name": ({"y": None}, r"x\['y'\] must be real numbers, got nothing"),
+}
+
+
+@pytest.mark.parametrize(("x", "message"), ODD.values(), ids=ODD)
+def test_what_a_simulator_outside_jax_returned_is_named_with_what_to_do(x, message):
+    failure = run_one(Task(cs.external(lambda rng: x), (0,)), 0, {}).failure
+    assert failure.reason == "wrong shape"
+    assert re.search(message, failure.message)
 
 
 def test_a_simulator_may_catch_all_exceptions_and_still_be_stopped():

@@ -198,6 +198,17 @@ def test_more_draws_than_memory_holds_are_refused(named_fit, named_sims):
         named_fit.sample(named_sims.x[0], 10**12, key=KEY)
 
 
+def test_more_steps_of_chains_than_memory_holds_are_refused():
+    model = cs.Model(
+        {"mu": dist.Normal(0.0, 1.0)},
+        lambda key, t: t["mu"] + jax.random.normal(key, (2,)),
+        lambda t, x: dist.Normal(t["mu"], 1.0).log_prob(x).sum(),
+    )
+    fit = quick(model, cs.simulate(model, 64, key=KEY), epochs=1)
+    with pytest.raises(MemoryError, match=r"1000000000000 draws take at least 4 TB of memory"):
+        fit.sample(np.zeros(2), 10**12, key=KEY, method="nuts")
+
+
 def test_arviz_takes_the_draws(named_fit, named_sims):
     import arviz
 

@@ -222,6 +222,15 @@ def test_wrong_shapes_are_errors_that_say_what_to_do(sims, log_likelihood, batch
         quick(model_of(cs.OnHost(log_likelihood, batched=batched)), sims, self_consistency=None)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(1j, "is complex"), (None, r"got nothing \(None\)"), ("likely", "holds text")],
+)
+def test_a_likelihood_outside_jax_that_returns_no_real_number_is_named(sims, value, message):
+    with pytest.raises(TypeError, match=rf"What log_likelihood\(theta, x\) returns .*{message}"):
+        quick(model_of(cs.OnHost(lambda theta, x: value)), sims, **OPTIONS)
+
+
 def test_a_failure_outside_of_a_fit_does_not_come_out_of_a_later_one(sims):
     def old(theta, x):
         raise KeyError("an old mistake, long mended")

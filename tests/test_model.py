@@ -170,6 +170,42 @@ def test_simulators_that_return_no_real_numbers_are_refused(x):
         cs.Model(dist.Normal(0, 1), lambda key, theta: x)
 
 
+RETURNED = {
+    "an empty dictionary": ({}, "got an empty dictionary: name at least one array"),
+    "None": (None, r"got None: end the function with `return x`"),
+    "None by name": ({"y": None}, r"got None as x\['y'\]"),
+    "complex numbers": ({"y": 1j * jnp.ones(3)}, r"got complex numbers as x\['y'\].*imaginary"),
+    "one complex number": (1j, "got complex numbers: return their real and imaginary parts"),
+    "a random key": (jax.random.key(0), "got a random key: return what is drawn with it"),
+    "an empty array": (jnp.zeros((0, 3)), r"got an array of shape \(0, 3\): .*at least one number"),
+    "1 and '1'": (
+        {1: 2.0, "1": 2.0},
+        r"got a dictionary with the names \[1, '1'\]: make each name a text",
+    ),
+    "a number as a name": (
+        {1: 2.0, 2: 3.0},
+        r"got a dictionary with the names \[1, 2\]: make each name a text",
+    ),
+    "a list": ([1.0, 2.0], r"got a list: make it one array \(jnp.stack\)"),
+    "nested dictionaries": ({"y": {"a": 1.0}}, r"got a dict as x\['y'\]: make it one array"),
+    "an array of objects": (np.array([None]), "got an array of object: return real numbers"),
+    "an object": (object(), r"got object\. .*cs\.external\("),
+}
+
+
+@pytest.mark.parametrize(("x", "message"), RETURNED.values(), ids=RETURNED)
+def test_what_a_simulator_in_jax_returned_is_named_with_what_to_do(x, message):
+    with pytest.raises(TypeError, match=f"must return an array or a dictionary.*, {message}"):
+        cs.Model(dist.Normal(0, 1), lambda key, theta: x)
+
+
+def test_a_simulator_that_reads_theta_as_an_attribute_is_shown_how_to_read_it():
+    with pytest.raises(TypeError, match=r"names \['a'\], as in theta\['a'\],.*no attribute 'a'"):
+        cs.Model({"a": dist.Normal(0, 1)}, lambda key, theta: theta.a)
+    with pytest.raises(TypeError, match=r"where theta is an array of shape \(\),.*string indexing"):
+        cs.Model(dist.Normal(0, 1), lambda key, theta: theta["theta"])
+
+
 UNLIKELY = {
     "SciPy": (lambda t, x: stats.norm.logpdf(np.asarray(x), t["a"]).sum(), r"cs.OnHost\(function"),
     "a branch": (lambda t, x: 0.0 if t["a"] > 0 else 1.0, "no shape or branch that depends"),
@@ -185,6 +221,20 @@ def test_what_is_no_likelihood_in_jax_is_refused(function, message, unchecked):
     simulator = lambda key, t: t["a"] + jax.random.normal(key, (4,))  # noqa: E731
     with pytest.raises(TypeError, match=message):
         cs.Model({"a": dist.Normal(0, 1)}, simulator, function)
+
+
+def test_a_likelihood_that_reads_theta_wrong_is_shown_how_to_read_it():
+    simulator = lambda key, t: t["a"] + jax.random.normal(key, (4,))  # noqa: E731
+    for function in (lambda t, x: t.a, lambda t, x: t["b"]):
+        with pytest.raises(TypeError, match=r"theta is a dictionary with the names \['a'\]"):
+            cs.Model({"a": dist.Normal(0, 1)}, simulator, function)
+
+
+@pytest.mark.parametrize("value", [1j, jax.random.key(0)], ids=["complex", "a random key"])
+def test_a_likelihood_that_is_no_real_number_is_refused(value, unchecked):
+    simulator = lambda key, t: t + jax.random.normal(key, (4,))  # noqa: E731
+    with pytest.raises(ValueError, match="must return a real number, got one of type"):
+        cs.Model(dist.Normal(0, 1), simulator, lambda t, x: value)
 
 
 def test_a_likelihood_of_the_wrong_shape_is_refused():

@@ -1,5 +1,7 @@
 """Which priors are refused, and why; names that parameters cannot have."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +97,39 @@ def test_priors_of_which_no_draw_is_possible_are_refused(part):
         cs.Model({"a": part})
 
 
+@pytest.mark.parametrize(
+    "part",
+    [(dist.Uniform, 1.0, 1.0), (dist.Uniform, np.array([0.0, 1.0]), np.array([2.0, 1.0]))],
+    ids=["a number", "an entry"],
+)
+def test_a_uniform_prior_of_one_value_is_refused(part):
+    part = part[0](*part[1:])
+    with pytest.raises(ValueError, match=r"allows one value only.*leave what is known out"):
+        cs.Model({"a": part})
+
+
+@pytest.mark.parametrize(
+    ("high", "message"), [(1.0, "not finite or not in its support"), (5.0, "one value only")]
+)
+def test_impossible_priors_in_a_numpyro_model_are_refused(high, message):
+    def model(y=None):
+        a = numpyro.sample("a", dist.Uniform(5.0, high))
+        with numpyro.plate("groups", 3):
+            b = numpyro.sample("b", dist.Normal(a, 1.0))
+        numpyro.sample("y", dist.Normal(b.sum(), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=f"The prior of 'a'.*{message}"):
+        cs.Model.from_numpyro(model, observed="y")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_an_implicit_prior_that_draws_nothing_of_use_is_refused(value):
+    draw = lambda key: {"a": jax.random.normal(key), "b": value * jnp.ones(2)}  # noqa: E731
+    positive = {"b": dist.constraints.positive}
+    with pytest.raises(ValueError, match=r"values of 'b' .*not in its support.*\(support=\.\.\.\)"):
+        cs.Model(cs.ImplicitPrior(draw, support=positive))
+
+
 @pytest.mark.parametrize("mask", [True, np.ones(3, bool)], ids=["True", "all True"])
 def test_a_mask_that_leaves_nothing_out_is_no_mask(mask):
     assert observing(lambda a: handlers.mask(mask=mask), plate=3).layout.shapes["data"] == (3,)
@@ -176,11 +211,101 @@ def test_the_idioms_of_numpyro_go_on_working():
             part = dist.MultivariateNormal(centre, scale_tril=scale * corr)
             numpyro.sample("y", part, obs=y)
 
-    model = cs.Model.from_numpyro(model, observed="y")
+    with pytest.warns(UserWarning, match=r"The sites \['a', 't'\] are reparametrised"):
+        model = cs.Model.from_numpyro(model, observed="y")
     assert model.prior.names == ("mu", "a_decentered", "t_base", "corr", "weights")
     theta, x = model.simulate_one(jax.random.key(0))
     assert x.shape == (4, 2)
     assert np.isfinite(model.prior.log_prob(theta) + model.log_likelihood(theta, x))
+
+
+def schools(y=None):
+    """Eight schools: effects around a common mean."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = numpyro.sample("tau", dist.HalfNormal(5.0))
+    with numpyro.plate("schools", 8):
+        effect = numpyro.sample("effect", dist.Normal(mu, tau))
+        numpyro.sample("y", dist.Normal(effect, 10.0), obs=y)
+
+
+LOC_SCALE = {"effect": LocScaleReparam(0.0)}
+
+
+@pytest.mark.parametrize(
+    "config", [LOC_SCALE, lambda site: LOC_SCALE.get(site["name"])], ids=["names", "a function"]
+)
+def test_locscalereparam_warns_that_the_original_site_is_no_parameter(config):
+    with pytest.warns(UserWarning) as caught:
+        model = cs.Model.from_numpyro(handlers.reparam(schools, config=config), observed="y")
+    (message,) = [str(warning.message) for warning in caught]
+    assert "['effect'] are reparametrised (numpyro.handlers.reparam)" in message
+    assert "parameters of this model are ['mu', 'tau', 'effect_decentered']" in message
+    assert caught[0].filename == __file__
+    assert model.prior.names == ("mu", "tau", "effect_decentered")
+
+
+def test_a_numpyro_model_without_reparametrisation_does_not_warn():
+    def by_hand(y=None):
+        raw = numpyro.sample("raw", dist.Normal(0.0, 1.0))
+        effect = numpyro.deterministic("effect", 2 * raw)
+        with handlers.reparam(config={"other": LocScaleReparam(0.0)}):
+            level = numpyro.deterministic("level", effect + 1)
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cs.Model.from_numpyro(by_hand, observed="y").prior.names == ("raw",)
+        cs.Model.from_numpyro(schools, observed="y")
+
+
+def test_an_observed_site_that_is_reparametrised_is_refused():
+    config = {"y": LocScaleReparam(0.0)}
+    with pytest.raises(ValueError, match="observed site 'y' is reparametrised"):
+        cs.Model.from_numpyro(handlers.reparam(schools, config=config), observed="y")
+
+
+def test_the_text_of_a_site_that_depends_on_others_shows_no_random_draw():
+    prior = cs.Model.from_numpyro(schools, observed="y").prior
+    assert prior.texts == {
+        "mu": "Normal(loc=0, scale=5)",
+        "tau": "HalfNormal(scale=5)",
+        "effect": "Normal(loc=..., scale=...) given other parameters",
+    }
+    # Files of earlier versions hold the draw.
+    for held in (prior._earlier, prior._former):
+        assert "given" not in held[2]
+        assert not prior.differs_from(dict(zip(prior.names, held, strict=True)), None)
+
+    def bent(y=None):
+        mu = numpyro.sample("mu", NORMAL)
+        base, low = dist.Normal(jnp.array([0.0, 1.0, 2.0]), 3.0), dist.Normal(mu, 2.0)
+        a = numpyro.sample("a", dist.TransformedDistribution(low, dist.transforms.ExpTransform()))
+        b = numpyro.sample("b", base.to_event(1))
+        numpyro.sample("y", dist.Normal(a + b.sum(), 1.0), obs=y)
+
+    texts = cs.Model.from_numpyro(bent, observed="y").prior.texts
+    inner = "Normal(loc=..., scale=2), ExpTransform()"
+    assert texts["a"] == f"TransformedDistribution({inner}) given other parameters"
+    assert texts["b"] == "Normal(loc=[0, 1, 2], scale=3)"
+
+
+def test_a_site_that_numpyro_substitutes_is_no_parameter():
+    fixed = handlers.substitute(schools, data={"mu": 1.0})
+    with pytest.raises(ValueError, match=r"'mu' has the value 1.0 in every run.*substitute"):
+        cs.Model.from_numpyro(fixed, observed="y")
+
+
+def test_random_numbers_that_no_site_shows_are_refused():
+    """Their likelihood would be that of one draw of them."""
+
+    def noisy(y=None):
+        a = numpyro.sample("a", NORMAL)
+        noise = jax.random.normal(numpyro.prng_key())
+        numpyro.sample("y", dist.Normal(a + noise, 1.0), obs=y)
+
+    for model in (noisy, handlers.block(schools, hide=["mu"])):
+        with pytest.raises(ValueError, match="random numbers that are no sample site"):
+            cs.Model.from_numpyro(model, observed="y")
 
 
 def test_a_numpyro_model_whose_only_parameter_is_called_theta():

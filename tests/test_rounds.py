@@ -227,6 +227,12 @@ def test_rounds_under_another_prior_are_refused(campaign, prior):
         small_run(other, campaign[1])
 
 
+def test_rounds_under_a_prior_that_looks_alike_say_that_it_differs(campaign):
+    alike = cs.Model(dist.Normal(0.0, 1.000003), simulator)
+    with pytest.raises(cs.StoreError, match="differs in numbers that these lines leave out"):
+        small_run(alike, campaign[1])
+
+
 def test_rounds_of_a_truncated_prior_with_other_numbers_are_refused(tmp_path):
     """Only bounds used to be in the description."""
     wide, narrow = (cs.Model(dist.TruncatedNormal(0.0, s, low=0.0), simulator) for s in (2.0, 1.0))

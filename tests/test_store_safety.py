@@ -130,6 +130,12 @@ def test_the_command_line_refuses_runs_of_another_prior(path, tmp_path, capsys, 
     words = ["fit", "othermodel:model", str(path), "--out", "fit.safetensors"]
     assert cli.main(words) == 2
     assert "name the model that the runs were made with" in capsys.readouterr().err
+    (tmp_path / "alike.py").write_text(
+        "import consilience as cs, numpyro.distributions as dist\n"
+        "model = cs.Model({'mu': dist.TruncatedNormal(0.0, 1.000003, low=-1.0)})\n"
+    )
+    assert cli.main(["fit", "alike:model", *words[2:]]) == 2
+    assert "differs in numbers that these lines leave out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("first", [True, False])

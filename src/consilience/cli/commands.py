@@ -183,10 +183,12 @@ def fit(options: argparse.Namespace) -> int:
 def _runs(path: Path, model: Model, name: str) -> Simulations:
     """The runs of a store, once it is seen that they have the model's prior."""
     store = Store(path)
-    if model.prior.differs_from(store.about["prior"], store.about.get("fingerprint")):
+    held = store.about["prior"]
+    if model.prior.differs_from(held, store.about.get("fingerprint")):
         raise InputError(
-            f"{path} holds runs with the prior {store.about['prior']}, but that of {name} is "
-            f"{model.prior.texts}: name the model that the runs were made with."
+            f"{path} holds runs with the prior {held}, but that of {name} is "
+            f"{model.prior.texts}{model.prior.hidden(held)}: name the model that the "
+            "runs were made with."
         )
     sims = Simulations.open(store)
     if len(sims) < store.total:

@@ -42,12 +42,18 @@ def as_real(value: Any, what: str) -> np.ndarray:
             f"{what} has masked entries, and nothing says what they stand for: fill them in, drop "
             "those runs, or pass the mask as data of its own (cs.Set(mask=...) for rows)."
         )
+    if str(getattr(value, "dtype", "")).startswith("key<"):
+        raise TypeError(f"{what} must be real numbers, but it is a random key.")
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{what} must be an array of numbers: {error}") from error
     if _is_short_float(array.dtype):
         array = array.astype(np.float32)
+    if array.dtype.kind == "O" and array.ndim == 0:
+        held = array.item()
+        got = "nothing (None)" if held is None else f"one {type(held).__name__}"
+        raise TypeError(f"{what} must be real numbers, got {got}.")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be real numbers, but it {ADVICE[array.dtype.kind]}.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:

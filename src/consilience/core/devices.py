@@ -1,6 +1,6 @@
 """Several devices: training splits each batch among them, sampling the draws."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,19 +15,25 @@ Devices = Sequence[Any]
 
 def make_mesh(devices: Devices | None) -> Mesh | None:
     """A mesh of one axis, or None where there is nothing to split."""
-    if isinstance(devices, str):
-        raise TypeError(
-            f"devices is a list of JAX devices, as in devices=jax.devices(), got {devices!r}."
-        )
-    if devices is None or len(devices) < 2:
+    if devices is None:
+        return None
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise TypeError(_wrong(devices))
+    if len(devices) < 2:
         return None
     return Mesh(np.array(devices), (AXIS,))
+
+
+def _wrong(devices: Any) -> str:
+    return f"devices is a list of JAX devices, as in devices=jax.devices(), got {devices!r}."
 
 
 def replicate(tree, mesh: Mesh | None):
     """A tree with its arrays on every device."""
     if mesh is None:
         return tree
+    if not all(isinstance(device, jax.Device) for device in mesh.devices.flat):
+        raise TypeError(_wrong(mesh.devices.tolist()))
     arrays, rest = eqx.partition(tree, eqx.is_array)
     return eqx.combine(jax.device_put(arrays, NamedSharding(mesh, PartitionSpec())), rest)
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from consilience.core.arrays import as_numbers
 from consilience.core.types import Data, Scalar
 
 
@@ -63,6 +64,8 @@ NUMBER = re.compile(r"\[host failure (\d+)\]")
 _failures = _Failures()
 """One for the process, since callbacks run in threads that know nothing of the call they serve."""
 
+RETURNED = "What log_likelihood(theta, x) returns"
+
 
 @dataclasses.dataclass(frozen=True)
 class OnHost:
@@ -99,7 +102,7 @@ class OnHost:
         n = math.prod(lead)
         flat = jax.tree.map(lambda a: a.reshape(n, *a.shape[len(lead) :]), arguments)
         if self.batched:
-            values = np.asarray(self.log_likelihood(*flat))
+            values = as_numbers(self.log_likelihood(*flat), RETURNED)
             if values.shape != (n,):
                 raise ValueError(
                     f"A batched log_likelihood got {n} values of theta and of x: it must return "
@@ -115,6 +118,8 @@ class OnHost:
                     "Sum over the data; if it takes many theta at once, pass batched=True."
                 )
             values = np.array(parts)
+            if values.dtype.kind != "f":
+                values = np.array([as_numbers(part, RETURNED) for part in parts])
         return values.astype(dtype).reshape(lead)
 
 

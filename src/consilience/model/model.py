@@ -202,7 +202,7 @@ class Model(eqx.Module):
             )
         theta = jax.eval_shape(self.prior.draw, jax.random.key(0))
         x = jax.eval_shape(simulator, jax.random.key(0), self._example_theta())
-        trace_likelihood(self.log_likelihood, theta, x)
+        trace_likelihood(self.log_likelihood, theta, x, self._example_theta())
 
     def _repr_html_(self) -> str:
         return notebook(self)

@@ -1,6 +1,7 @@
 """A NumPyro model taken apart: its prior, its simulator and its likelihood."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,20 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.primitives import _PYRO_STACK, Messenger
 
+from consilience.core.arrays import warn_caller
 from consilience.core.types import Data, PRNGKey, Scalar, Theta
 from consilience.model.data import Kind, Set, Vector
 from consilience.model.fingerprint import describe, describe_briefly
-from consilience.model.priors import (
-    BARE,
-    CENSORED,
-    Prior,
-    is_masked,
-    log_prob_in_support,
-    parts_of,
-    refuse_improper,
-    transform_to,
-)
+from consilience.model.priors import BARE, Prior, log_prob_in_support, transform_to
+from consilience.model.proper import CENSORED, check_draws, is_masked, parts_of, refuse_improper
 
 Sites = dict[str, dict[str, Any]]
 
@@ -40,15 +35,16 @@ def trace_model(
         return {name: site for name, site in sites.items() if site["type"] in ("sample", "plate")}
 
     wanted = (observed,) if isinstance(observed, str) else tuple(observed or ())
-    _refuse_sites(function, wanted, args, kwargs)
+    replaced = _refuse_sites(function, wanted, args, kwargs)
     sites = run(jax.random.key(0))
     sampled = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    names = _observed_names(sampled, observed)
+    names = _observed_names(sampled, observed, replaced)
     latent = [name for name in sampled if name not in names]
     if not latent:
         raise ValueError("The NumPyro model has no latent site left: nothing to infer.")
     _refuse_subsampling(sites)
-    _refuse_moving_supports(run, latent)
+    _warn_of_replaced(replaced, latent)
+    texts = _checked_texts(run, sampled, latent)
 
     def draw(key: PRNGKey) -> Theta:
         sites = run(key)
@@ -79,7 +75,8 @@ def trace_model(
         density=density,
         supports={name: sampled[name]["fn"].support for name in latent},
         shapes={name: jnp.shape(sampled[name]["value"]) for name in latent},
-        texts={name: describe(sampled[name]["fn"]) for name in latent},
+        texts=texts,
+        former={name: describe(sampled[name]["fn"]) for name in latent},
         earlier={name: describe_briefly(sampled[name]["fn"]) for name in latent},
         identify=lambda: _at_fixed_points(run, sampled, latent),
     )
@@ -91,7 +88,7 @@ def _site_log_prob(site: dict, value) -> Scalar:
     return log_prob if site["scale"] is None else site["scale"] * log_prob
 
 
-def _observed_names(sampled: Sites, observed) -> tuple[str, ...]:
+def _observed_names(sampled: Sites, observed, replaced: list[str]) -> tuple[str, ...]:
     if observed is None:
         found = tuple(n for n, site in sampled.items() if site["infer"].get("was_observed"))
         if not found:
@@ -102,6 +99,12 @@ def _observed_names(sampled: Sites, observed) -> tuple[str, ...]:
         return found
     names = (observed,) if isinstance(observed, str) else tuple(observed)
     unknown = [name for name in names if name not in sampled]
+    for name in unknown:
+        if name in replaced:
+            raise ValueError(
+                f"The observed site {name!r} is reparametrised (numpyro.handlers.reparam), so that "
+                "its likelihood is gone: leave that out."
+            )
     if unknown or not names:
         raise ValueError(
             f"observed={list(names)} must name sample sites of the NumPyro model, "
@@ -114,8 +117,10 @@ def _refuse_sites(function: Callable, observed: tuple[str, ...], args: tuple, kw
     """Refuse what changes a density and not the draws, or cannot be drawn.
 
     `observed`: the names of observed sites; where there are none, those that have data.
+    Returns the names of sites that `numpyro.handlers.reparam` replaces by others.
     """
-    seeded = handlers.seed(handlers.substitute(function, substitute_fn=_improper_as_feasible), 0)
+    watched = _Replaced(function)
+    seeded = handlers.seed(handlers.substitute(watched, substitute_fn=_improper_as_feasible), 0)
     for name, site in handlers.trace(seeded).get_trace(*args, **kwargs).items():
         if site["type"] != "sample":
             continue
@@ -140,6 +145,39 @@ def _refuse_sites(function: Callable, observed: tuple[str, ...], args: tuple, kw
                 "subsamples), which its draws are not: leave the scale out, and give a plate all "
                 "of its data."
             )
+    return watched.names
+
+
+class _Replaced(Messenger):
+    """Collects the sites that `numpyro.handlers.reparam` computes from others that are sampled."""
+
+    def __init__(self, function: Callable):
+        super().__init__(function)
+        self.names: list[str] = []
+        self.sampled: list[str] = []
+
+    def process_message(self, msg: Any):
+        name = str(msg.get("name"))
+        if msg["type"] == "sample":
+            self.sampled.append(name)
+        if msg["type"] == "deterministic" and any(self._is_by(name, one) for one in _PYRO_STACK):
+            self.names.append(name)
+
+    def _is_by(self, name: str, handler: Any) -> bool:
+        config = getattr(handler, "config", None) if isinstance(handler, handlers.reparam) else {}
+        if isinstance(config, Mapping):
+            return name in config
+        return any(other.startswith(f"{name}_") for other in self.sampled)
+
+
+def _warn_of_replaced(replaced: list[str], latent: list[str]):
+    """Warn that draws will have other parameters than those that the model was written with."""
+    if replaced:
+        warn_caller(
+            f"The sites {replaced} are reparametrised (numpyro.handlers.reparam): the parameters "
+            f"of this model are {latent}, and draws will not have {replaced}. Leave the "
+            "reparametrisation out to learn the sites themselves, where their supports allow it."
+        )
 
 
 def _improper_as_feasible(site: dict):
@@ -176,21 +214,68 @@ def _scattered(start: int, n: int) -> np.ndarray:
     return 2 * ((np.arange(start, start + n) + 1) * 0.6180339887498949 % 1) - 1
 
 
+def _checked_texts(run: Callable, sampled: Sites, latent: list[str]) -> dict[str, str]:
+    """A line about each latent site, once it is seen that all can be drawn and told apart."""
+    first, second = run(jax.random.key(1)), run(jax.random.key(2))
+    _refuse_moving_supports(first, second, latent)
+    texts = {name: _describe_both(sampled[name]["fn"], first[name]["fn"]) for name in latent}
+    for name in latent:
+        if texts[name] == describe(sampled[name]["fn"]):
+            check_draws(sampled[name]["fn"], name)
+    _refuse_hidden(run, first, second, list(sampled))
+    return texts
+
+
 def _refuse_subsampling(sites: Sites):
     for name, site in sites.items():
         if site["type"] == "plate" and site["args"][0] != len(np.atleast_1d(site["value"])):
             raise ValueError(f"The plate {name!r} subsamples its data: give it all of them.")
 
 
-def _refuse_moving_supports(run: Callable, latent: list[str]):
+def _refuse_moving_supports(first: Sites, second: Sites, latent: list[str]):
     """A support that depends on other parameters has no one map to real numbers."""
-    first, second = run(jax.random.key(1)), run(jax.random.key(2))
     for name in latent:
         if not first[name]["fn"].support == second[name]["fn"].support:
             raise ValueError(
                 f"The support of {name!r} depends on other parameters. Give it a fixed one: "
                 "sample a variable on a fixed support and compute this one from it."
             )
+
+
+def _refuse_hidden(run: Callable, first: Sites, second: Sites, names: list[str]):
+    """Refuse sites that do not vary, and random numbers that no site shows."""
+    for name in names:
+        values = first[name]["value"], second[name]["value"]
+        if not first[name]["fn"].support.is_discrete and np.array_equal(*values):
+            raise ValueError(
+                f"The site {name!r} has the value {np.asarray(values[0])} in every run, as under "
+                "numpyro.handlers.substitute: write the value into the model, without that site."
+            )
+    again = run(jax.random.key(2), {name: first[name]["value"] for name in names})
+    for name in names:
+        one, other = (sites[name]["fn"].log_prob(first[name]["value"]) for sites in (first, again))
+        if not np.allclose(one, other, equal_nan=True):
+            raise ValueError(
+                f"The distribution of {name!r} depends on random numbers that are no sample site, "
+                "from numpyro.prng_key or a site under numpyro.handlers.block: the likelihood "
+                "cannot know them. Make them a site of their own."
+            )
+
+
+VALUE = re.compile(r"(?<==)(\[[^]]*\]|<[^>]*>|[^,()]+)")
+"""A number, or several, in the text about a distribution."""
+
+
+def _describe_both(one: dist.Distribution, other: dist.Distribution) -> str:
+    """The text about a site, without the numbers that other parameters set."""
+    text, second = describe(one), describe(other)
+    if text == second:
+        return text
+    if VALUE.sub("", text) != VALUE.sub("", second):
+        return f"{type(one).__name__}(...) given other parameters"
+    others = iter(VALUE.findall(second))
+    shown = VALUE.sub(lambda found: found[0] if found[0] == next(others) else "...", text)
+    return f"{shown} given other parameters"
 
 
 def _kind(run: Callable, sampled: Sites, names: tuple[str, ...], latent: list[str]) -> Kind:

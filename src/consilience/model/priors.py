@@ -8,7 +8,7 @@ NumPyro model.
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +22,7 @@ from numpyro.distributions.transforms import Transform
 
 from consilience.core.types import PRNGKey, Scalar, Theta
 from consilience.model.fingerprint import agree, describe, describe_briefly, fingerprint
+from consilience.model.proper import check_draws, check_implicit, refuse_improper
 
 BARE = "theta"
 """The name of the only parameter, where the prior is one distribution without a name."""
@@ -47,7 +48,8 @@ class Prior(eqx.Module):
 
     `draw` makes one draw, a dictionary; `density` is its log density, or None where the
     prior can only be sampled. `transforms` map real numbers to each parameter's support.
-    `earlier`: the texts that version 0.1.0 put into files, where they differ.
+    `earlier`: the texts that version 0.1.0 put into files, where they differ; `former`: those of
+    versions between it and this one.
     `identify`: what the fingerprint is made of, such as the distributions; by default a few draws.
     """
 
@@ -58,6 +60,7 @@ class Prior(eqx.Module):
     _shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     _texts: tuple[str, ...] = eqx.field(static=True)
     _earlier: tuple[str, ...] = eqx.field(static=True)
+    _former: tuple[str, ...] = eqx.field(static=True)
     _identity: Callable[[], str] = eqx.field(static=True)
 
     def __init__(
@@ -69,6 +72,7 @@ class Prior(eqx.Module):
         shapes: dict[str, tuple[int, ...]],
         texts: dict[str, str],
         earlier: dict[str, str] | None = None,
+        former: dict[str, str] | None = None,
         identify: Callable[[], Any] | None = None,
     ):
         check_names(shapes)
@@ -80,6 +84,7 @@ class Prior(eqx.Module):
         self._shapes = tuple(shapes[name] for name in self.names)
         self._texts = tuple(texts[name] for name in self.names)
         self._earlier = tuple((earlier or texts)[name] for name in self.names)
+        self._former = tuple((former or texts)[name] for name in self.names)
         self._identity = _Once(lambda: self._fingerprint(identify))
 
     @property
@@ -112,8 +117,15 @@ class Prior(eqx.Module):
         if same is not None:
             return not same
         # The order of parameters counts: it is that of their random numbers, and of weights.
-        earlier = list(zip(self.names, self._earlier, strict=True))
-        return texts is not None and list(texts.items()) not in (list(self.texts.items()), earlier)
+        known = (self._texts, self._earlier, self._former)
+        return texts is not None and list(texts.items()) not in [
+            list(zip(self.names, one, strict=True)) for one in known
+        ]
+
+    def hidden(self, texts: Any) -> str:
+        """What to add where the texts of another prior are the same as those of this one."""
+        same = texts == self.texts
+        return ", which differs in numbers that these lines leave out" if same else ""
 
     def n_real(self, name: str) -> int:
         """How many real numbers stand for a parameter."""
@@ -178,7 +190,8 @@ def as_prior(prior: Any) -> Prior:
         )
 
     for name, part in parts.items():
-        _check_draws(part, name)
+        transform_to(part.support, name)
+        check_draws(part, name)
     return Prior(
         draw=draw,
         density=density,
@@ -188,18 +201,6 @@ def as_prior(prior: Any) -> Prior:
         earlier={name: describe_briefly(part) for name, part in parts.items()},
         identify=lambda: parts,
     )
-
-
-def _check_draws(part: dist.Distribution, name: str):
-    """Refuse a distribution of which no draw is finite and in its support."""
-    transform_to(part.support, name)
-    value = part.sample(jax.random.key(0), (DRAWS,))
-    good = jnp.isfinite(value).reshape(DRAWS, -1).all(axis=1) & part.support(value)
-    if not isinstance(good, jax.core.Tracer) and not good.any():
-        raise ValueError(
-            f"The prior of {name!r}, {describe(part)}, draws values that are not finite or not in "
-            f"its support, such as {np.asarray(value[0])}: check its numbers."
-        )
 
 
 def _native(part: dist.Distribution) -> dist.Distribution:
@@ -228,6 +229,7 @@ def _from_draws(prior: ImplicitPrior) -> Prior:
             f"it draws {sorted(shapes)}."
         )
     support = {name: prior.support.get(name, constraints.real) for name in shapes}
+    check_implicit(prior.draw, support)
     return Prior(
         draw=prior.draw,
         density=None,
@@ -242,62 +244,6 @@ def log_prob_in_support(part: dist.Distribution, value) -> Scalar:
     inside = jnp.all(part.support(value))
     safe = jnp.where(inside, value, part.support.feasible_like(value))
     return jnp.where(inside, jnp.sum(part.log_prob(safe)), -jnp.inf)
-
-
-def parts_of(part: dist.Distribution) -> Iterator[dist.Distribution]:
-    """A distribution and all that it is made of."""
-    yield part
-    for value in vars(part).values():
-        for inner in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(inner, dist.Distribution):
-                yield from parts_of(inner)
-
-
-def is_masked(part: dist.Distribution) -> bool:
-    """Whether a mask leaves any of the density out."""
-    return isinstance(part, dist.MaskedDistribution) and not np.all(part._mask)
-
-
-def refuse_improper(part: dist.Distribution, name: str):
-    """Refuse a distribution whose draws and density are not those of one proper density."""
-    # A factor first: where it is masked too, it is the factor that is of no use.
-    for inner in sorted(parts_of(part), key=lambda inner: not isinstance(inner, dist.Unit)):
-        reason = _improper(inner)
-        if reason is not None:
-            raise ValueError(f"The prior of {name!r} {reason}.")
-
-
-def _improper(part: dist.Distribution) -> str | None:
-    if isinstance(part, dist.Delta):
-        return (
-            "has a point mass (Delta), which has no density to learn: leave the parameter out, and "
-            "write its value into the simulator and the likelihood (in a NumPyro model: "
-            "numpyro.deterministic)"
-        )
-    if isinstance(part, HURDLES) and not part.support.is_discrete:
-        return f"has a point mass ({type(part).__name__}), which has no density to learn"
-    if isinstance(part, dist.ImproperUniform):
-        return "is improper (ImproperUniform) and cannot be drawn from: pass a proper prior"
-    if isinstance(part, dist.Unit):
-        return (
-            "comes from numpyro.factor, which changes the density and not the draws: leave it out"
-        )
-    if isinstance(part, CENSORED):
-        return "is censored, which changes the density and not the draws: truncate it instead"
-    if is_masked(part):
-        return "is masked, which changes the density and not the draws: leave the mask out"
-    return None
-
-
-def _there(*names: str) -> tuple[Any, ...]:
-    """Distributions that not every version of NumPyro has."""
-    return tuple(getattr(dist, name) for name in names if hasattr(dist, name))
-
-
-HURDLES = _there("HurdleProbs", "HurdleLogits")
-CENSORED = _there(
-    "LeftCensoredDistribution", "RightCensoredDistribution", "IntervalCensoredDistribution"
-)
 
 
 RESERVED = ("observation", "chain", "draw", "pareto_k", "ess", "gradients", "divergences")

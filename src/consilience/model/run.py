@@ -121,11 +121,25 @@ def _attempt(task: Task, rng: Generator, theta: Mapping[str, Any]) -> tuple[Any,
 
 def _arrays(x: Any) -> Any:
     """What a simulator returned as arrays of numbers in native byte order."""
+    if x is None:
+        raise TypeError("The simulator returned nothing (None): end it with `return x`.")
+    arrays = _as_arrays(x)
+    for name, array in _named(arrays).items():
+        if array.size == 0:
+            raise ValueError(
+                f"{_where(name, arrays)} has the shape {array.shape}: return at least one number."
+            )
+    return arrays
+
+
+def _as_arrays(x: Any) -> Any:
     # What is beyond the largest float64 becomes infinite, and is found so.
     with np.errstate(over="ignore"):
         if not isinstance(x, Mapping):
             return as_real(x, "x")
         arrays = {str(name): as_real(part, f"x[{str(name)!r}]") for name, part in x.items()}
+    if not arrays:
+        raise ValueError("x is an empty dictionary: name at least one array.")
     if len(arrays) < len(x):
         raise ValueError(f"The names in x must differ as text, got {list(x)}.")
     return arrays

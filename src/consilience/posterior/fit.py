@@ -125,7 +125,7 @@ class Fit(eqx.Module):
             )
         layout = self.posterior.data.layout
         arrays, batched = layout.check(x)
-        m = len(arrays[layout.names[0]])
+        check_draws((m := len(arrays[layout.names[0]])) * n, self.posterior.parameters.dim)
         every = [layout.unnamed({name: a[i] for name, a in arrays.items()}) for i in range(m)]
         chains = nuts_for_each(self.posterior, self.joint, every, math.ceil(n / CHAINS), key)
         warn_of_chains(chains)

@@ -14,8 +14,6 @@ from consilience.model.model import Model
 from consilience.model.spaces import ParameterSpace
 from consilience.simulation.simulations import Simulations
 
-HIDDEN = ", which differs in numbers that these lines leave out"
-
 
 def check_simulations(model: Model, simulations: Simulations):
     """Refuse runs that do not belong to the model, or cannot be learned from."""
@@ -27,10 +25,10 @@ def check_simulations(model: Model, simulations: Simulations):
     if len(simulations) == 0:
         raise ValueError("There are no simulations to learn from: got 0 runs.")
     if model.prior.differs_from(simulations.prior, simulations.fingerprint):
-        hidden = simulations.prior == model.prior.texts
+        hidden = model.prior.hidden(simulations.prior)
         raise ValueError(
             f"The simulations were drawn from the prior {simulations.prior}, but that of the model "
-            f"is {model.prior.texts}{HIDDEN * hidden}: pass the model that they were made with."
+            f"is {model.prior.texts}{hidden}: pass the model that they were made with."
         )
     space = ParameterSpace(model.prior)
     theta = space.check(simulations.theta, "The theta of the simulations")

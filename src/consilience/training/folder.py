@@ -177,6 +177,7 @@ class Kept:
             ) from error
         for name in [*["prior"] * other, *differ]:
             shown = f"Its {name}: {held[name]}; the {name} given: {given[name]}"
+            shown += self.model.prior.hidden(held[name]) if name == "prior" else ""
             if name.endswith(BODY):
                 shown = f"The {name} has changed; if it computes the same, delete {file}"
             raise StoreError(
