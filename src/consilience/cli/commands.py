@@ -229,7 +229,7 @@ def check(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix == ".nc":
         write_netcdf(report.table.assign_attrs(_about(options)), options.out)
     elif options.out is not None:
-        write(options.out, _text(report).encode())
+        write(options.out, _text(report).encode(), shared=True)
     print(report)
     return max(CODES[str(verdict)] for verdict in np.ravel(report.verdict))
 

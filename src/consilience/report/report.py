@@ -38,7 +38,7 @@ def report(
         steps = _Steps(bar)
         found = gather(fit, x, key, simulations, n, predictive, statistics, steps, progress)
         steps("page")
-        write(path, make_page(found, title).encode())
+        write(path, make_page(found, title).encode(), shared=True)
         bar.update()
     return path
 
