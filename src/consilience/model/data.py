@@ -194,7 +194,7 @@ class Layout:
             raise ValueError(f"The arrays of a batch must be equally long, got {self.show(got)}.")
         if single:
             arrays = {name: array[None] for name, array in arrays.items()}
-        bad = ~np.all([finite_rows(array) for array in arrays.values()], axis=0)
+        bad = ~finite_rows(*arrays.values())
         if not len(bad):
             raise ValueError(f"{what} is a batch of no datasets: pass at least one.")
         if bad.any():
