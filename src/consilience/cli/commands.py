@@ -200,7 +200,10 @@ def sample(options: argparse.Namespace) -> int:
     fitted, x = _fit_and_data(options)
     check_netcdf(fitted.model.prior.names, options.out)
     draws = fitted.sample(
-        x, options.draws, key=jax.random.key(options.seed), corrected=options.corrected
+        x,
+        options.draws,
+        key=jax.random.key(options.seed),
+        method="corrected" if options.corrected else "amortized",
     )
     write_netcdf(draws.assign_attrs(_about(options)), options.out)
     count = draws.sizes.get("observation", 1)

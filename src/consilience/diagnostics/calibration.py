@@ -121,6 +121,10 @@ def calibrate(
         raise ValueError(
             f"draws must be one less than a multiple of {STEPS}, such as 99 or 199, got {draws}."
         )
+    if model is not None and simulations is not None:
+        raise ValueError(
+            "simulations take the place of new ones from a model: pass one of the two."
+        )
     k_simulate, k_draw, k_ties = jax.random.split(key, 3)
     if simulations is None:
         simulations = simulate(model or fit.model, n, key=k_simulate)

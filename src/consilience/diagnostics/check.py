@@ -115,6 +115,11 @@ def check(
     measure = Measure(layout, statistics)
     draws = as_count(draws, "draws, the number of posterior draws,")
     predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
+    if statistics is not None and predictive == 0:
+        raise ValueError(
+            "statistics compare the observation with datasets simulated at its posterior, and "
+            "predictive=0 asks for none: pass one of the two."
+        )
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
         simulations = simulate(fit.model, n, key=k_simulate)
@@ -223,7 +228,7 @@ def _summaries(posterior: Posterior, x: Data):
 def _predict(fit: Fit, x: Data, n: int, key: PRNGKey, corrected: bool) -> Data:
     """Data simulated at posterior draws of one observation, by the runs that did not fail."""
     k_draw, k_run = jax.random.split(key)
-    draws = fit.sample(x, n, key=k_draw, corrected=corrected)
+    draws = fit.sample(x, n, key=k_draw, method="corrected" if corrected else "amortized")
     theta = {name: draws[name].values[0, 0] for name in fit.model.prior.names}
     runs = simulate_at(fit.model, theta, key=k_run)
     good = ~runs.failures.mask

@@ -33,6 +33,8 @@ def report(
         raise ValueError(f"{path} is a folder: name a file to write, such as report.html.")
     if x is not None and fit.posterior.data.layout.check(x)[1]:
         raise ValueError("A report shows one observation, got a batch: pass one of them.")
+    if x is None and statistics is not None:
+        raise ValueError("statistics are of an observation: pass x with them.")
     bar = tqdm(total=5, desc="report", unit="step", disable=None if progress else True)
     with bar:
         steps = _Steps(bar)
