@@ -54,8 +54,8 @@ class Check:
     """
 
     table: xr.Dataset
-    x: Data | None = None
-    predictions: Data | None = None
+    x: Any = None
+    predictions: Any = None
     kind: Literal["series", "rows"] = "series"
     evidence: xr.Dataset | None = None
 
@@ -107,7 +107,7 @@ def check(
     n: int = 500,
     draws: int = 1000,
     predictive: int = 200,
-    statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Check:
     """Whether to use the posterior of an observation; see `Fit.check`."""
     layout = fit.posterior.data.layout
@@ -260,7 +260,7 @@ class Measure:
     """
 
     layout: Layout
-    own: Mapping[str, Callable[[Data], Any]] | None
+    own: Mapping[str, Callable[[Any], Any]] | None
 
     def __post_init__(self):
         if self.own is None:

@@ -130,7 +130,7 @@ class Fit(eqx.Module):
         n: int = 500,
         draws: int = 1000,
         predictive: int = 200,
-        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+        statistics: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> "Check":
         """How far to trust the posterior of an observation, or of each of a batch.
 
@@ -167,7 +167,7 @@ class Fit(eqx.Module):
         simulations: Simulations | None = None,
         n: int = 500,
         predictive: int = 200,
-        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+        statistics: Mapping[str, Callable[[Any], Any]] | None = None,
         title: str | None = None,
         progress: bool = True,
     ) -> Path:

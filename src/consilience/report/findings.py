@@ -63,7 +63,7 @@ def gather(
     simulations: Simulations | None,
     n: int,
     predictive: int,
-    statistics: Mapping[str, Callable[[Data], Any]] | None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None,
     step: Callable[[str], None],
     progress: bool,
 ) -> Findings:

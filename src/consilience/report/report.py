@@ -23,7 +23,7 @@ def report(
     simulations: Simulations | None,
     n: int,
     predictive: int,
-    statistics: Mapping[str, Callable[[Data], Any]] | None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None,
     title: str | None,
     progress: bool,
 ) -> Path:

@@ -89,7 +89,7 @@ class Simulations:
         return cls(store.theta(numbers), Unread(store, numbers), store.failures(numbers))
 
     @property
-    def x(self) -> Data:
+    def x(self) -> Any:
         if isinstance(self._x, Unread):
             self._x = self._x.read()
         return self._x
@@ -100,7 +100,7 @@ class Simulations:
         return isinstance(self._x, Unread)
 
     @property
-    def blank(self) -> Data:
+    def blank(self) -> Any:
         """Data of no runs: their names and shapes, without a look at the store."""
         if isinstance(self._x, Unread):
             spec = self._x.spec
