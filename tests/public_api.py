@@ -63,7 +63,10 @@ def _described(name: str, found: Any) -> Iterator[str]:
     if not inspect.isclass(found):
         yield f"{name}{_signature(found)}"
         return
-    made_here = _is_ours(found, "__init__") or _is_ours(found, "__new__")
+    # Nobody makes a protocol, and Python's versions give it different constructors.
+    made_here = not getattr(found, "_is_protocol", False) and (
+        _is_ours(found, "__init__") or _is_ours(found, "__new__")
+    )
     yield f"class {name}{_signature(found) if made_here else ''}"
     for member in sorted(dir(found)):
         if (member[0] != "_" or member == "__call__") and _is_ours(found, member):
