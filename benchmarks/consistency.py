@@ -42,7 +42,7 @@ def mixture_error(seed: int, n: int, **settings) -> dict:
     sims = cs.simulate(model, n, key=jax.random.key(seed))
     fit = cs.fit(model, sims, key=jax.random.key(100 + seed), **settings)
     draws = fit.sample(tests.x, 1000, key=jax.random.key(seed))["theta"].values[:, 0]
-    fixed = fit.sample(tests.x, 1000, key=jax.random.key(seed), corrected=True)
+    fixed = fit.sample(tests.x, 1000, key=jax.random.key(seed), method="corrected")
     fixed = fixed["theta"].values[:, 0]
     return {
         "mmd": float(mmd(jnp.asarray(draws), exact).mean()),

@@ -121,7 +121,7 @@ settings = {"key": jax.random.key(13), "progress": False}
 day = cs.simulate_at(model, {name: [value] for name, value in truth.items()}, **settings).x[0]
 report = fit.check(day, simulations=unseen, key=jax.random.key(4))
 print(report)
-draws = fit.sample(day, 2000, key=jax.random.key(5), corrected=True)
+draws = fit.sample(day, 2000, key=jax.random.key(5), method="corrected")
 for name, value in truth.items():
     low, middle, high = np.quantile(draws[name], (0.025, 0.5, 0.975))
     print(f"{name:<10}{middle:6.2f}, 95 % from {low:.2f} to {high:.2f}; the truth is {value}")

@@ -82,7 +82,7 @@ axes[0].figure
 # known better together than alone.
 
 # %%
-draws = fit.sample(hes1.OBSERVED, 2000, key=jax.random.key(4), corrected=True)
+draws = fit.sample(hes1.OBSERVED, 2000, key=jax.random.key(4), method="corrected")
 print(f"\nCorrected: {float(draws['ess']):.0f} effective draws of 8000")
 for name in hes1.NAMES:
     low, middle, high = np.quantile(draws[name], (0.025, 0.5, 0.975))

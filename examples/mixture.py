@@ -77,7 +77,7 @@ tests = cs.simulate(model, 4 if QUICK else 50, key=jax.random.key(2))
 exact, again = jnp.split(gmm.exact_sample(tests.x, jax.random.key(3), n=2000), 2, axis=1)
 draws = {name: fit.sample(tests.x, 1000, key=jax.random.key(4)) for name, fit in fits.items()}
 draws["self-consistent, corrected"] = fits["self-consistent"].sample(
-    tests.x, 1000, key=jax.random.key(4), corrected=True
+    tests.x, 1000, key=jax.random.key(4), method="corrected"
 )
 points = {name: part["theta"].values[:, 0] for name, part in draws.items()}
 scores = {name: mmd(part, exact) for name, part in points.items()}

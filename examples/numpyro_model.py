@@ -69,7 +69,7 @@ print(fit.check(effects, key=jax.random.key(3)))
 # Corrected draws are chosen from it by importance weights.
 
 # %%
-corrected = fit.sample(effects, DRAWS, key=jax.random.key(4), corrected=True)
+corrected = fit.sample(effects, DRAWS, key=jax.random.key(4), method="corrected")
 print(f"Corrected: {float(corrected['ess']):.0f} effective draws of {4 * DRAWS}\n")
 
 # %% [markdown]

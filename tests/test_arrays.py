@@ -191,6 +191,7 @@ def test_observations_that_are_no_real_numbers_are_refused_everywhere(odd, fit, 
                 enter(x)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_parameters_that_are_no_real_numbers_are_refused(fit):
     for theta in (1j, "a", np.ma.masked_array([1.0, 2.0], [True, False])):
         with pytest.raises((TypeError, ValueError), match=r"theta\['mu'\]"):

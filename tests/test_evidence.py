@@ -460,6 +460,7 @@ def test_one_dataset_is_compared_without_an_axis_of_observations(exact_fits, obs
     assert abs(float(factor) - expected[3]) < 2e-3
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_comparisons_are_refused(exact_fits, observed):
     x, key, zero = observed[0], jax.random.key(0), exact_fits["zero"]
     with pytest.raises(ValueError, match="two or more fits"):

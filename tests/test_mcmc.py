@@ -137,12 +137,28 @@ def test_chains_that_have_converged_say_nothing(sims):
     assert np.all(draws["r_hat_theta"] < 1.02)
 
 
-def test_chains_and_importance_weights_at_once_are_refused(sims):
+@pytest.mark.parametrize("method", ["nuts", "amortized"])
+def test_two_ways_of_sampling_at_once_are_refused(sims, method):
     fit = gaussian_fit(conjugate_model(DIM), sims)
     with pytest.raises(ValueError, match=r"corrected=True resamples.* pass one of the two"):
-        fit.sample(sims.x[0], 100, key=KEY, method="nuts", corrected=True)
+        fit.sample(sims.x[0], 100, key=KEY, method=method, corrected=True)
 
 
+def test_the_method_alone_chooses_how_to_sample(sims):
+    fit, x = gaussian_fit(conjugate_model(DIM), sims), sims.x[0]
+    plain, same = (fit.sample(x, 50, key=KEY, **how) for how in ({}, {"method": "amortized"}))
+    assert plain.equals(same) and "pareto_k" not in plain.coords
+    ways = (
+        {"method": "corrected"},
+        {"corrected": True},
+        {"method": "corrected", "corrected": True},
+    )
+    first, *others = (fit.sample(x, 50, key=KEY, **how) for how in ways)
+    assert all(first.equals(other) for other in others) and "pareto_k" in first.coords
+    assert not first.equals(plain)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_unknown_methods_and_likelihoods_without_gradients_are_refused(sims):
     fit = gaussian_fit(conjugate_model(DIM), sims)
     with pytest.raises(ValueError, match='"amortized", "corrected" or "nuts", got \'mcmc\''):

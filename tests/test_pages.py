@@ -1,5 +1,6 @@
 """The documentation: its code is run, its commands are parsed, its pages are built and checked."""
 
+import dataclasses
 import doctest
 import html
 import importlib.util
@@ -15,6 +16,10 @@ import pytest
 import consilience as cs
 from consilience import metrics, plots
 from consilience.cli.main import _parser
+from consilience.model.data import Vector, make_layout
+from consilience.tasks import gmm, two_moons
+from consilience.training import defaults
+from consilience.training.defaults import default_plan
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -107,53 +112,128 @@ def test_the_page_on_trust(folder):
         assert abs(float(draws["mu"].mean()) - exact) < 0.1
 
 
-def test_the_choices_that_a_page_names_are_those_of_the_library():
-    from consilience.model.data import Vector, make_layout
-    from consilience.tasks import gmm, two_moons
-    from consilience.training.defaults import default_plan
+def cells(page: str, row: str) -> list[str]:
+    """The cells of the table row of a page that begins with a word."""
+    (line,) = [
+        line for line in (DOCS / page).read_text().splitlines() if line.startswith(f"| {row} |")
+    ]
+    return [cell.strip() for cell in line.split("|")[2:-1]]
 
+
+def settings_in(cell: str) -> list:
+    """The objects that the code of a cell makes."""
+    return [eval(code, {"cs": cs}) for code in re.findall(r"`(cs\.[^`]*)`", cell)]
+
+
+def keywords_in(cell: str) -> dict[str, float]:
+    """The settings that the code of a cell names alone."""
+    return {name: float(value) for name, value in re.findall(r"`(\w+)=([^`,()]+)`", cell)}
+
+
+def numbers_in(text: str) -> list[float]:
+    """The numbers of a text, in its order, but those of its code."""
+    plain = re.sub(r"`[^`]*`", "", text)
+    return [
+        float(n.replace(",", ""))
+        for n in re.findall(r"(?<![A-Za-z\d.])\d+(?:,\d{3})*(?:\.\d+)?", plain)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """The default plans that the page on choices describes, for 1,000 runs if not said."""
     sets, vectors = gmm.model(), two_moons.model(likelihood=False)
-    vector = make_layout({"data": (2,)}, Vector(), True)
-    exact = default_plan(sets, sets.layout, 2, 128)
-    plain = default_plan(sets, sets.layout, 2, 128, self_consistency=False)
-    tandem = default_plan(vectors, vector, 2, 1000)
-    page = (DOCS / "choices.md").read_text()
-    assert exact.recipe.posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
-    assert (
-        "`cs.Coupling(layers=4, depth=3, l2=1e-5)`; learned jointly with a likelihood, 6 layers"
-        in page
+    rows = {size: make_layout({"data": (size,)}, Vector(), True) for size in (2, 4, 21)}
+    alone = {"self_consistency": False}
+    return {
+        "exact": default_plan(sets, sets.layout, 2, 128),
+        "plain": default_plan(sets, sets.layout, 2, 128, **alone),
+        "vector": default_plan(two_moons.model(), rows[2], 2, 1000),
+        "tandem": default_plan(vectors, rows[2], 2, 1000),
+        "curve": default_plan(vectors, rows[4], 2, 1000),
+        "wide": default_plan(vectors, rows[21], 2, 1000),
+        "small": default_plan(vectors, rows[2], 2, 64),
+        "few": default_plan(vectors, rows[2], 2, 128, **alone),
+        "many": default_plan(vectors, rows[2], 2, 5000, **alone),
+    }
+
+
+def test_the_weights_that_a_page_names_are_those_of_the_library(plans):
+    usual, wide = plans["exact"].self_consistency, plans["wide"].self_consistency
+    (first, then), (late, full) = usual.schedules, wide.schedules
+    assert (late, full) == (cs.Step(0.5, after=0.1), cs.Constant())
+    shown = numbers_in(cells("choices.md", "K, λ")[0])
+    expected = [usual.samples, first.before, 100 * first.at, first.after, defaults.WIDE]
+    assert shown == [*expected, late.before, late.after]
+    shown = [numbers_in(cell) for cell in cells("choices.md", "weight of maximum likelihood")]
+    expected = [then.before, 100 * then.at, then.after, defaults.WIDE, full.value]
+    assert shown == [expected, [cs.Constant().value]]
+    jitters = {
+        name: plans[name].self_consistency.augmentation for name in ("exact", "vector", "tandem")
+    }
+    expected = {"exact": 0.1, "vector": 0.5, "tandem": 0.1}
+    assert jitters == {name: cs.Bootstrap(size) for name, size in expected.items()}
+
+
+def test_the_networks_that_a_page_names_are_those_of_the_library(plans):
+    recipes = {name: plan.recipe for name, plan in plans.items()}
+    consistent, alone = cells("choices.md", "posterior")
+    assert settings_in(consistent) == [recipes["exact"].posterior]
+    assert recipes["exact"].posterior == cs.Coupling(layers=4, depth=3, l2=1e-5)
+    assert numbers_in(consistent) == [recipes["tandem"].posterior.layers] == [6]
+    named = keywords_in(alone)
+    dropout = named.pop("dropout")
+    assert settings_in(alone) == [
+        cs.Coupling(**{n: int(v) if v >= 1 else v for n, v in named.items()})
+    ]
+    assert set(named) == {"depth", "l2"} and cs.Coupling() == cs.Coupling(
+        layers=4, depth=2, l2=1e-3
     )
-    few = default_plan(vectors, vector, 2, 128, self_consistency=False)
-    assert cs.Coupling() == cs.Coupling(layers=4, depth=2, l2=1e-3)
-    assert few.recipe.posterior == cs.Coupling(dropout=0.05)
-    many_runs = default_plan(vectors, vector, 2, 5000, self_consistency=False)
-    assert many_runs.recipe.posterior == cs.Coupling(dropout=25 / 5000)
-    assert "where they have fewer, with 25 over the number of runs, at most 0.05" in page
-    assert plain.recipe.posterior == cs.Coupling(dropout=0.2)
-    assert "`cs.Coupling()`: 4 layers, `depth=2`, `l2=1e-3`; where data have at least" in page
-    assert "and at most 32, with `dropout=0.2`" in page
-    assert tandem.recipe.likelihood == cs.Coupling(layers=6, depth=3, l2=1.5 / 1000)
-    assert "`cs.Coupling(layers=6, depth=3)`;" in page
-    many = default_plan(vectors, make_layout({"data": (4,)}, Vector(), True), 2, 1000)
-    curve = cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0, l2=5 / 1000)
-    assert many.recipe.likelihood == curve
-    assert "`cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0)`;" in page
-    assert "L2 of 1.5 / runs, in the second case 5 / runs, at most 0.01" in page
-    assert tandem.recipe.posterior.layers == 6
-    assert exact.recipe.summary == cs.DeepSet(width=128, blocks=3)
-    assert plain.recipe.summary == cs.DeepSet()
+    assert recipes["plain"].posterior == cs.Coupling(dropout=dropout) == cs.Coupling(dropout=0.2)
+    assert recipes["few"].posterior == cs.Coupling(dropout=0.05)
+    assert recipes["many"].posterior == cs.Coupling(dropout=25 / 5000)
+    rate, most = recipes["many"].posterior.dropout * 5000, recipes["few"].posterior.dropout
+    assert numbers_in(alone) == [cs.Coupling().layers, defaults.MOST_DROPPED, rate, most]
+    assert [settings_in(cell) for cell in cells("choices.md", "summary of a set")] == [
+        [recipes["exact"].summary],
+        [recipes["plain"].summary],
+    ]
+    assert recipes["exact"].summary == cs.DeepSet(width=128, blocks=3)
+    assert recipes["plain"].summary == cs.DeepSet()
+
+
+def test_the_likelihoods_that_a_page_names_are_those_of_the_library(plans):
+    learned = [plans[name].recipe.likelihood for name in ("tandem", "curve", "wide")]
+    cell = cells("choices.md", "learned likelihood")[0]
+    usual = cs.Coupling().l2
+    assert settings_in(cell) == [dataclasses.replace(flow, l2=usual) for flow in learned]
+    assert learned[0] == cs.Coupling(layers=6, depth=3, l2=1.5 / 1000)
+    assert learned[1] == cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0, l2=5 / 1000)
+    inverse = [flow.l2 * 1000 for flow in learned[:2]]
+    most = plans["small"].recipe.likelihood.l2
+    assert numbers_in(cell) == pytest.approx([defaults.WIDE, *inverse, most])
+
+
+def length(**said: bool) -> defaults.Length:
+    names = ("consistent", "tandem", "smooth", "many", "unguarded", "patient", "slow")
+    return defaults._length(**{**dict.fromkeys(names, False), **said})
+
+
+def test_the_steps_that_a_page_names_are_those_of_the_library(plans):
+    consistent, alone = (numbers_in(cell) for cell in cells("choices.md", "steps"))
+    usual, tandem = length(consistent=True), length(consistent=True, tandem=True)
+    smooth = length(consistent=True, tandem=True, smooth=True)
+    many = length(consistent=True, tandem=True, many=True)
+    expected = [*usual[:3], tandem.most, tandem.least, *smooth[:3], many.epochs, defaults.WIDE]
+    assert consistent == expected
+    series, dropped, patient = length(slow=True), length(unguarded=True), length(patient=True)
+    assert alone == [length().most, *series[:3], *dropped[:3], patient.most]
+    assert numbers_in(cells("choices.md", "least")[0]) == [usual.least]
+    exact, jointly = plans["exact"], plans["tandem"]
     assert exact.epochs * (128 // exact.batch_size) == 2000
-    assert (exact.validation, plain.validation, few.validation) == (0.0, 0.0, 0.1)
-    assert tandem.epochs * (1000 // tandem.batch_size) == pytest.approx(12_000, rel=0.01)
-    assert "learned jointly 12,000, and at least 150 epochs" in page
-    assert exact.self_consistency.augmentation == cs.Bootstrap(0.1)
-    with_likelihood = default_plan(two_moons.model(), vector, 2, 1000)
-    assert with_likelihood.self_consistency.augmentation == cs.Bootstrap(0.5)
-    assert tandem.self_consistency.augmentation == cs.Bootstrap(0.1)
-    wide = default_plan(vectors, make_layout({"data": (21,)}, Vector(), True), 2, 1000)
-    assert wide.self_consistency.schedules == (cs.Step(0.5, after=0.1), cs.Constant())
-    assert "more than 20 values 0 for the first half, then 0.1" in page
-    assert "more than 20 values 1 throughout" in page
+    assert jointly.epochs * (1000 // jointly.batch_size) == pytest.approx(12_000, rel=0.01)
+    held_out = [plans[name].validation for name in ("exact", "plain", "few")]
+    assert held_out == [0.0, 0.0, 0.1]
 
 
 def results(page: str, title: str) -> dict[str, list[str]]:
@@ -173,9 +253,12 @@ def test_numbers_of_the_pages_are_those_of_the_results():
     shifted = results("consistency.md", "Unlabelled data")
     labels = ("self-consistent", "with unlabelled data", "NPE")
     without, aware, plain = (float(shifted[name][1]) for name in labels)
-    page = " ".join((DOCS / "unlabeled.md").read_text().split())
-    assert f"{without:.2f} standard deviations without unlabelled data" in page
-    assert f"{aware:.2f} with 64 of them, and {plain:.2f} by maximum likelihood alone" in page
+    (said,) = [
+        part
+        for part in (DOCS / "unlabeled.md").read_text().split("\n\n")
+        if "(results/consistency.md)" in part and numbers_in(part)
+    ]
+    assert {round(value, 2) for value in (without, aware, plain)} <= set(numbers_in(said))
 
 
 def test_the_figures_of_the_readme_are_those_of_the_experiments():

@@ -241,6 +241,7 @@ def test_default_summary(shape, kind, expected):
     assert default_summary(bare(shape, kind)) == expected
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("pooling", [(), ("median",), ("mean", "median")])
 def test_bad_pooling_is_refused(pooling):
     with pytest.raises(ValueError, match="pooling must be"):

@@ -13,8 +13,12 @@ import pytest
 
 import consilience as cs
 from consilience.core import compiling
+from consilience.identity.learned import Networks
 from consilience.training import train as training
-from tests.conftest import LONG_OPTIONS, quick
+from consilience.training.train import _Best
+from tests.conftest import LONG_OPTIONS, TINY, quick
+
+SGD = optax.sgd(1e-2)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -70,8 +74,102 @@ def test_early_stopping_keeps_the_best_epoch(named_model, named_sims):
     assert np.argmin(history.terms["validation"]) + 1 == history.best_epochs["posterior"]
 
 
-def test_each_density_keeps_its_own_best_epoch(named_fit):
-    assert set(named_fit.history.best_epochs) == {"posterior", "likelihood"}
+def arrays(network):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(network, eqx.is_array))]
+
+
+def same(first, second):
+    pairs = zip(arrays(first), arrays(second), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+SCORES = {"posterior": [3.0, 1.0, 2.0, 2.5], "likelihood": [4.0, 3.5, 3.0, 5.0]}
+
+
+def scored_fit(model, sims, monkeypatch, **settings):
+    """A fit whose held-out losses are `SCORES`, and its networks after each epoch."""
+    seen = []
+
+    def validate(networks, held_out, loss):
+        seen.append(networks)
+        return {name: values[len(seen) - 1] for name, values in SCORES.items()}
+
+    monkeypatch.setattr(training, "validate", validate)
+    settings = {"validation": 0.1, "epochs": 4, "likelihood": TINY, **settings}
+    return quick(model, sims, **settings), seen
+
+
+def test_each_density_keeps_its_own_best_epoch(named_model, named_sims, monkeypatch):
+    fit, seen = scored_fit(named_model, named_sims, monkeypatch)
+    assert fit.history.best_epochs == {"posterior": 2, "likelihood": 3}
+    np.testing.assert_array_equal(fit.history.terms["validation"], [7.0, 4.5, 5.0, 7.5])
+    kept = [
+        (name, i)
+        for name in SCORES
+        for i in range(4)
+        if same(getattr(fit.networks, name), getattr(seen[i], name))
+    ]
+    assert kept == [("posterior", 1), ("likelihood", 2)]
+    # The summary network is the posterior's.
+    assert [i for i in range(4) if same(fit.networks.summary, seen[i].summary)] == [1]
+
+
+def test_densities_that_share_a_term_keep_one_epoch(named_model, named_sims, monkeypatch):
+    fit, seen = scored_fit(named_model, named_sims, monkeypatch, self_consistency=True)
+    assert fit.history.best_epochs == {"posterior": 2, "likelihood": 2}
+    for name in ("summary", *SCORES):
+        assert [
+            i for i in range(4) if same(getattr(fit.networks, name), getattr(seen[i], name))
+        ] == [1]
+
+
+def test_patience_counts_from_the_last_density_that_got_better(
+    named_model, named_sims, monkeypatch
+):
+    fit, _ = scored_fit(named_model, named_sims, monkeypatch, patience=1)
+    assert fit.history.stopped == "early"
+    assert len(fit.history.terms["loss"]) == 4
+
+
+def numbered(epoch: int, prior: bool = True) -> Networks:
+    """Networks of which each is its name and an epoch."""
+    parts = {name: np.full(1, epoch) for name in ("summary", "posterior", "likelihood", "prior")}
+    made = {name: eqx.nn.Lambda(lambda x, part=part: part) for name, part in parts.items()}
+    return Networks(**{**made, "prior": made["prior"] if prior else None})
+
+
+def epoch_of(network) -> int:
+    return int(network.fn(None)[0])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_best_networks_of_several_groups():
+    best = _Best(numbered(0), (("posterior",), ("likelihood", "prior")))
+    rows = [(3.0, 1.0, 1.0), (2.0, 2.0, 1.0), (2.5, 0.5, 1.2), (2.0, 0.1, 1.6)]
+    for epoch, row in enumerate(rows, 1):
+        scores = dict(zip(("posterior", "likelihood", "prior"), row, strict=True))
+        best.update(numbered(epoch), scores, epoch)
+    assert best.epochs == {"posterior": 2, "likelihood": 3, "prior": 3}
+    found = {name: epoch_of(getattr(best.networks, name)) for name in (*best.epochs, "summary")}
+    assert found == {**best.epochs, "summary": 2}
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_group_has_the_densities_that_are_there_and_without_scores_the_last_epoch():
+    best = _Best(numbered(0, prior=False), (("posterior", "likelihood"), ("prior",)))
+    assert best.groups == [("posterior", "likelihood")]
+    for epoch in (1, 2, 3):
+        best.update(numbered(epoch, prior=False), None, epoch)
+    assert best.epochs == {"posterior": 3, "likelihood": 3} and best.networks.prior is None
+    assert epoch_of(best.networks.summary) == epoch_of(best.networks.likelihood) == 3
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_scores_that_are_not_numbers_are_never_the_best():
+    best = _Best(numbered(0, prior=False), (("posterior",), ("likelihood",)))
+    best.update(numbered(1, prior=False), {"posterior": 5.0, "likelihood": np.nan}, 1)
+    best.update(numbered(2, prior=False), {"posterior": np.nan, "likelihood": 4.0}, 2)
+    assert best.epochs == {"posterior": 1, "likelihood": 2}
 
 
 def test_without_validation_the_last_epoch_counts(named_model, named_sims):
@@ -167,6 +265,10 @@ def test_a_prior_can_be_learned_with_the_posterior():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"validation": 1.0}, r"share in \[0, 1\), got 1.0"),
         ({"validation": 0.0, "patience": 3}, "patience needs held-out simulations"),
+        ({"patience": 0}, "patience must be at least 1 epoch, got 0"),
+        ({"optimizer": SGD, "learning_rate": 1e-2}, "learning_rate and schedule are those of Adam"),
+        ({"optimizer": SGD, "schedule": cs.Constant()}, "leave optimizer out"),
+        ({"self_consistency": True, "likelihood": False}, "likelihood=False refuses to learn one"),
     ],
 )
 def test_bad_settings_are_refused(named_model, named_sims, settings, message):

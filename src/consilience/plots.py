@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
+from consilience.core.labels import components
 from consilience.core.panels import (
     BLUE,
     GREY,
@@ -20,7 +21,6 @@ from consilience.core.panels import (
     PALE,
     SKY,
     STYLES,
-    components,
     each_quantity,
     legend,
     literal,

@@ -202,7 +202,10 @@ def sample(options: argparse.Namespace) -> int:
     fitted, x = _fit_and_data(options)
     check_netcdf(fitted.model.prior.names, options.out)
     draws = fitted.sample(
-        x, options.draws, key=jax.random.key(options.seed), corrected=options.corrected
+        x,
+        options.draws,
+        key=jax.random.key(options.seed),
+        method="corrected" if options.corrected else "amortized",
     )
     write_netcdf(draws.assign_attrs(_about(options)), options.out)
     count = draws.sizes.get("observation", 1)
@@ -231,7 +234,7 @@ def check(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix == ".nc":
         write_netcdf(report.table.assign_attrs(_about(options)), options.out)
     elif options.out is not None:
-        write(options.out, _text(report).encode())
+        write(options.out, _text(report).encode(), shared=True)
     print(report)
     return max(CODES[str(verdict)] for verdict in np.ravel(report.verdict))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from consilience.core.files import whole
 from consilience.core.types import Data
 from consilience.model.data import Layout
 from consilience.model.model import Model
@@ -222,11 +223,8 @@ def check_netcdf(names: Iterable[str], path: Path):
 
 def write_netcdf(dataset: xr.Dataset, path: Path):
     """Write a dataset, whole or not at all."""
-    part = path.with_name(path.name + ".part")
     try:
-        dataset.to_netcdf(part, engine="h5netcdf")
-        part.replace(path)
+        with whole(path, shared=True) as unfinished:
+            dataset.to_netcdf(unfinished, engine="h5netcdf")
     except ValueError as error:
         raise InputError(f"{path} cannot be written as netCDF: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)

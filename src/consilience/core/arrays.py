@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core.labels import label
+
 ADVICE = {
     "c": "is complex: pass its real and imaginary parts as entries of their own",
     "U": "holds text: convert it to numbers",
@@ -104,8 +106,16 @@ def computed_in() -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
-def finite_rows(array: np.ndarray) -> np.ndarray:
-    """Which entries of the leading axis are finite in the type that networks compute in."""
+def finite_rows(*arrays: np.ndarray) -> np.ndarray:
+    """Which entries of the leading axis are finite in all arrays, in the type of the networks.
+
+    >>> finite_rows(np.zeros((3, 2)), np.array([1.0, np.nan, 1e300]))
+    array([ True, False, False])
+    """
+    return np.all([_finite(array) for array in arrays], axis=0)
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
     rows = array.reshape(len(array), math.prod(array.shape[1:]))
     with np.errstate(over="ignore"):
         return np.isfinite(rows.astype(computed_in(), copy=False)).all(axis=1)
@@ -133,7 +143,7 @@ def warn_if_coarse(values: np.ndarray, what: str, *, constant_too: bool = False)
     if not coarse.any() or len(values) < 2:
         return
     worst = np.unravel_index(np.argmax(coarse), coarse.shape)
-    where = what + (str(list(map(int, worst))) if worst else "")
+    where = label(what, worst)
     if constant[worst]:
         warn_caller(
             f"{where} is {float(values[0][worst]):.6g} in all {len(values)} runs, so that nothing "

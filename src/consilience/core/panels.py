@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -136,16 +136,6 @@ def stacked(draws: xr.Dataset, *lead: str) -> dict[str, np.ndarray]:
     flat = draws.stack(sample=("chain", "draw"), create_index=False)
     arrays = flat.transpose(*lead, "sample", ...).data_vars
     return {str(name): array.values for name, array in arrays.items()}
-
-
-def components(named: Mapping[str, Any], lead: int) -> dict[str, np.ndarray]:
-    """Scalar components by name, `mu` or `theta[0]`, each with `lead` axes."""
-    found = {}
-    for name, values in named.items():
-        values = np.asarray(values)
-        for i in np.ndindex(values.shape[lead:]):
-            found[f"{name}[{', '.join(map(str, i))}]" if i else name] = values[(..., *i)]
-    return found
 
 
 def only(wanted: Iterable[str], found: dict[str, np.ndarray], what: str) -> dict[str, np.ndarray]:

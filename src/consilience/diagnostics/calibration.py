@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 
 from consilience.core.html import notebook
+from consilience.core.labels import components
 from consilience.core.types import PRNGKey
 from consilience.model.model import Model
 from consilience.model.priors import DENSITY
@@ -120,6 +121,10 @@ def calibrate(
         raise ValueError(
             f"draws must be one less than a multiple of {STEPS}, such as 99 or 199, got {draws}."
         )
+    if model is not None and simulations is not None:
+        raise ValueError(
+            "simulations take the place of new ones from a model: pass one of the two."
+        )
     k_simulate, k_draw, k_ties = jax.random.split(key, 3)
     if simulations is None:
         simulations = simulate(model or fit.model, n, key=k_simulate)
@@ -154,11 +159,8 @@ def _ranks(fit: Fit, simulations: Simulations, drawn: xr.Dataset, quantities, rn
     """The ranks of the truth among posterior draws, by quantity; ties are broken by lot."""
     x, truth = simulations.x, simulations.theta
     theta = {name: drawn[name].values[:, 0] for name in truth}
-    pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for name, values in truth.items():
-        for index in np.ndindex(values.shape[1:]):
-            label = f"{name}[{', '.join(map(str, index))}]" if index else name
-            pairs[label] = (values[:, *index], theta[name][:, :, *index])
+    at_draws = components(theta, 2)
+    pairs = {name: (values, at_draws[name]) for name, values in components(truth, 1).items()}
     pairs[DENSITY] = (
         fit.log_prob({name: values[:, None] for name, values in truth.items()}, x)[:, 0],
         fit.log_prob(theta, x),
@@ -168,9 +170,9 @@ def _ranks(fit: Fit, simulations: Simulations, drawn: xr.Dataset, quantities, rn
             raise ValueError(f"The quantity {name!r} has the name of another: rename it.")
         pairs[name] = _evaluate(fit.model, quantity, name, truth, theta, x)
     ranks = {}
-    for name, (at_truth, at_draws) in pairs.items():
-        below = (at_draws < at_truth[:, None]).sum(axis=1)
-        ties = (at_draws == at_truth[:, None]).sum(axis=1)
+    for name, (at_truth, among) in pairs.items():
+        below = (among < at_truth[:, None]).sum(axis=1)
+        ties = (among == at_truth[:, None]).sum(axis=1)
         ranks[name] = below + rng.integers(0, ties + 1)
     return ranks
 

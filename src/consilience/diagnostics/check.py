@@ -14,9 +14,10 @@ import jax
 import numpy as np
 import xarray as xr
 
-from consilience.core.arrays import as_count, as_numbers, within_range
+from consilience.core.arrays import as_count, as_numbers, finite_rows, within_range
 from consilience.core.compiling import compiled
 from consilience.core.html import notebook
+from consilience.core.labels import label
 from consilience.core.types import Data, PRNGKey
 from consilience.diagnostics.verdicts import AS_IS, CORRECTED, MCMC, MODEL
 from consilience.identity.learned import Posterior
@@ -53,8 +54,8 @@ class Check:
     """
 
     table: xr.Dataset
-    x: Data | None = None
-    predictions: Data | None = None
+    x: Any = None
+    predictions: Any = None
     kind: Literal["series", "rows"] = "series"
     evidence: xr.Dataset | None = None
 
@@ -106,7 +107,7 @@ def check(
     n: int = 500,
     draws: int = 1000,
     predictive: int = 200,
-    statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Check:
     """Whether to use the posterior of an observation; see `Fit.check`."""
     layout = fit.posterior.data.layout
@@ -114,6 +115,11 @@ def check(
     measure = Measure(layout, statistics)
     draws = as_count(draws, "draws, the number of posterior draws,")
     predictive = as_count(predictive, "predictive, the number of simulations at the posterior,")
+    if statistics is not None and predictive == 0:
+        raise ValueError(
+            "statistics compare the observation with datasets simulated at its posterior, and "
+            "predictive=0 asks for none: pass one of the two."
+        )
     k_simulate, k_identity, k_predict = jax.random.split(key, 3)
     if simulations is None:
         simulations = simulate(fit.model, n, key=k_simulate)
@@ -222,7 +228,7 @@ def _summaries(posterior: Posterior, x: Data):
 def _predict(fit: Fit, x: Data, n: int, key: PRNGKey, corrected: bool) -> Data:
     """Data simulated at posterior draws of one observation, by the runs that did not fail."""
     k_draw, k_run = jax.random.split(key)
-    draws = fit.sample(x, n, key=k_draw, corrected=corrected)
+    draws = fit.sample(x, n, key=k_draw, method="corrected" if corrected else "amortized")
     theta = {name: draws[name].values[0, 0] for name in fit.model.prior.names}
     runs = simulate_at(fit.model, theta, key=k_run)
     good = ~runs.failures.mask
@@ -234,7 +240,7 @@ def _misfit(measure: "Measure", x: Arrays, predictions: Arrays) -> tuple[float, 
     seen, made = measure(x), measure(predictions)
     observed = np.array([values[0] for values in seen.values()])
     values = np.stack([made[name] for name in seen], axis=1)
-    values = values[np.isfinite(values).all(axis=1)]
+    values = values[finite_rows(values)]
     if not len(values) or not np.isfinite(observed).all():
         return 0.0, "finite values"
     loc, scale = values.mean(axis=0), values.std(axis=0)
@@ -254,7 +260,7 @@ class Measure:
     """
 
     layout: Layout
-    own: Mapping[str, Callable[[Data], Any]] | None
+    own: Mapping[str, Callable[[Any], Any]] | None
 
     def __post_init__(self):
         if self.own is None:
@@ -288,7 +294,7 @@ class Measure:
             values = np.asarray(x[name], float)
             if isinstance(self.layout.kind, Vector):
                 flat = values.reshape(len(values), -1)
-                found |= {f"{name}[{i}]": flat[:, i] for i in range(flat.shape[1])}
+                found |= {label(name, (i,)): flat[:, i] for i in range(flat.shape[1])}
             else:
                 found |= self._of_rows(name, values.reshape(*values.shape[:2], -1), x)
         return found
@@ -298,13 +304,13 @@ class Measure:
             rows = np.where(np.asarray(x[self.layout.mask_name], bool)[..., None], rows, np.nan)
         found = {}
         for c in range(rows.shape[2]):
-            channel, label = rows[..., c], f"{name}[{c}]" if rows.shape[2] > 1 else name
-            found[f"mean of {label}"] = np.nanmean(channel, axis=1)
-            found[f"standard deviation of {label}"] = np.nanstd(channel, axis=1)
-            found[f"minimum of {label}"] = np.nanmin(channel, axis=1)
-            found[f"maximum of {label}"] = np.nanmax(channel, axis=1)
+            channel, where = rows[..., c], label(name, (c,) if rows.shape[2] > 1 else ())
+            found[f"mean of {where}"] = np.nanmean(channel, axis=1)
+            found[f"standard deviation of {where}"] = np.nanstd(channel, axis=1)
+            found[f"minimum of {where}"] = np.nanmin(channel, axis=1)
+            found[f"maximum of {where}"] = np.nanmax(channel, axis=1)
             if isinstance(self.layout.kind, Series) and rows.shape[1] > 2:
-                found[f"roughness of {label}"] = np.diff(channel, axis=1).std(axis=1)
+                found[f"roughness of {where}"] = np.diff(channel, axis=1).std(axis=1)
         return found
 
 

@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from tqdm.auto import tqdm
+
+from consilience.core.files import whole, write
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ def run_cells(
                 "cpu_seconds": round(time.process_time() - begun, 1),
             }
             row = {**dataclasses.asdict(cell), **found.numbers, **spent}
-            _write(place(cell), json.dumps(row))
+            write(place(cell), json.dumps(row).encode(), shared=True)
             write_table(folder)
             bar.update(cost(cell))
     return read_rows(folder)
@@ -180,15 +181,15 @@ def write_table(folder: str | Path) -> Path:
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(rows)
-    return _write(Path(folder) / TABLE, text.getvalue())
+    path = Path(folder) / TABLE
+    write(path, text.getvalue().encode(), shared=True)
+    return path
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]):
     """Arrays in a file, which is there only when it is whole."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as file:
+    with whole(path, shared=True) as unfinished, unfinished.open("wb") as file:
         np.savez_compressed(file, **arrays)
-    os.replace(part, path)
 
 
 def read_arrays(folder: str | Path, row: Row) -> dict[str, np.ndarray]:
@@ -199,11 +200,3 @@ def read_arrays(folder: str | Path, row: Row) -> dict[str, np.ndarray]:
         return {}
     with np.load(path) as arrays:
         return dict(arrays)
-
-
-def _write(path: Path, text: str) -> Path:
-    """Write a file that is whole at any moment, whenever the process is stopped."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(text)
-    os.replace(part, path)
-    return path

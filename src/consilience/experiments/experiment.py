@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from consilience.core.files import write
 from consilience.core.types import Data, PRNGKey
 from consilience.diagnostics.calibration import calibrate
 from consilience.experiments.cells import (
@@ -118,7 +119,7 @@ def _claim(folder: Path, name: str):
     if held != name:
         raise ValueError(f"{folder} holds results of {held}: pass another folder for {name}.")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(name + "\n")
+    write(path, f"{name}\n".encode(), shared=True)
 
 
 def published_loss(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from consilience import plots
+from consilience.core.files import write
 from consilience.core.panels import INK, STYLES, panels
 from consilience.diagnostics.calibration import rank_table
 from consilience.experiments.cells import FIELDS, Row, read_arrays, read_rows, write_table
@@ -53,8 +54,8 @@ def report(experiment: Experiment, folder: str | Path, out: str | Path | None = 
         parts.append(f"![{name.replace('-', ' ')}]({path.name})")
     parts += _missing(experiment, rows, quick=read_name(folder)[1])
     page = out / f"{experiment.name}.md"
-    page.write_text("\n\n".join(parts) + "\n")
-    (out / f"{experiment.name}.csv").write_text(_to_csv(records))
+    write(page, ("\n\n".join(parts) + "\n").encode(), shared=True)
+    write(out / f"{experiment.name}.csv", _to_csv(records).encode(), shared=True)
     return page
 
 

@@ -6,7 +6,7 @@ Each factor is exact or learned. The loss takes the spread of the right side ove
 theta, the evidence estimates its mean, importance weights its values.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import equinox as eqx
 import jax
@@ -216,7 +216,8 @@ def _effective(log_weights: Float[Array, " k"]) -> Scalar:
     return jnp.exp(-jax.nn.logsumexp(2 * log_weights))
 
 
-ESTIMATORS = ("mean", "importance", "bridge")
+Estimator: TypeAlias = Literal["mean", "importance", "bridge"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
 
 @compiled

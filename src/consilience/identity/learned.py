@@ -108,7 +108,7 @@ class Likelihood(eqx.Module):
             log_prob += twice(self.validity.log_prob)(u)
         return log_prob - correction[:, None]
 
-    def sample(self, key: PRNGKey, theta: Theta, x: Data | None = None) -> Data:
+    def sample(self, key: PRNGKey, theta: Theta, x: Data | None = None) -> Any:
         """One dataset given one set of parameters, of a run that does not fail.
 
         Side information and masks are not learned: where data have them, pass a dataset

@@ -167,10 +167,10 @@ class Layout:
         parts = [jnp.broadcast_to(part, (self.rows, part.shape[1])) for part in parts]
         return jnp.concatenate([jnp.zeros((self.rows, 0)), *parts], axis=1)
 
-    def named(self, x: Data) -> dict[str, Any]:
+    def named(self, x: Any) -> dict[str, Any]:
         return {DATA: x} if self.bare else dict(x)
 
-    def unnamed(self, x: dict[str, Any]) -> Data:
+    def unnamed(self, x: dict[str, Any]) -> Any:
         return x[DATA] if self.bare else x
 
     def check(self, x: Data, what: str = "The observation") -> tuple[dict[str, np.ndarray], bool]:
@@ -194,7 +194,7 @@ class Layout:
             raise ValueError(f"The arrays of a batch must be equally long, got {self.show(got)}.")
         if single:
             arrays = {name: array[None] for name, array in arrays.items()}
-        bad = ~np.all([finite_rows(array) for array in arrays.values()], axis=0)
+        bad = ~finite_rows(*arrays.values())
         if not len(bad):
             raise ValueError(f"{what} is a batch of no datasets: pass at least one.")
         if bad.any():
@@ -318,7 +318,7 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
     return DataSpace(loc=loc, scale=scale, layout=layout)
 
 
-def layout_of(x: Data, kind: Kind | None) -> Layout:
+def layout_of(x: Any, kind: Kind | None) -> Layout:
     """The layout of one of the datasets in `x`, which has a leading axis of runs."""
     bare = not isinstance(x, Mapping)
     parts = {DATA: x} if bare else x

@@ -64,7 +64,7 @@ class Model(eqx.Module):
 
     prior: Prior
     simulator: Callable[[PRNGKey, Any], Data] | External | None = eqx.field(static=True)
-    likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
+    likelihood: Callable[[Any, Any], Scalar] | PerRow | OnHost | None = eqx.field(static=True)
     data: Kind | None = eqx.field(static=True)
     spec: Spec | None = eqx.field(static=True)
     """The arrays of the data of a simulator outside JAX, once runs have shown them."""
@@ -74,7 +74,7 @@ class Model(eqx.Module):
         self,
         prior: dist.Distribution | Mapping[str, dist.Distribution] | ImplicitPrior | Prior,
         simulator: Callable[[PRNGKey, Any], Data] | External | None = None,
-        log_likelihood: Callable[[Any, Data], Scalar] | PerRow | OnHost | None = None,
+        log_likelihood: Callable[[Any, Any], Scalar] | PerRow | OnHost | None = None,
         *,
         data: Kind | None = None,
     ):
@@ -139,13 +139,13 @@ class Model(eqx.Module):
         prior, simulator, likelihood, kind = trace_model(function, observed, args, kwargs or {})
         return cls(prior, simulator, likelihood, data=kind)
 
-    def simulate_one(self, key: PRNGKey) -> tuple[Theta, Data]:
+    def simulate_one(self, key: PRNGKey) -> tuple[Theta, Any]:
         """One draw of the parameters and of the data."""
         k_theta, k_x = jax.random.split(key)
         theta = self.prior.draw(k_theta)
         return theta, self.simulate_at(k_x, theta)
 
-    def simulate_at(self, key: PRNGKey, theta: Theta) -> Data:
+    def simulate_at(self, key: PRNGKey, theta: Theta) -> Any:
         """The data of one run at given parameters."""
         if self.external is not None:
             raise TypeError("An external simulator cannot be compiled: use cs.simulate_at.")
@@ -166,10 +166,11 @@ class Model(eqx.Module):
             return self.likelihood(theta, x)
         # A row of a dictionary x is a dictionary of that row's data and side information.
         mask_name = self.data.mask if isinstance(self.data, Set) else None
-        rows = x if mask_name is None else {n: part for n, part in x.items() if n != mask_name}
+        named: Any = x
+        rows = x if mask_name is None else {n: a for n, a in named.items() if n != mask_name}
         each = jax.vmap(self.likelihood.log_likelihood, in_axes=(None, self._row_axes(rows)))
         values = each(theta, rows)
-        return jnp.sum(values if mask_name is None else jnp.where(x[mask_name], values, 0.0))
+        return jnp.sum(values if mask_name is None else jnp.where(named[mask_name], values, 0.0))
 
     def _row_axes(self, rows: Data):
         if not isinstance(rows, Mapping):
@@ -178,7 +179,7 @@ class Model(eqx.Module):
         n = next(part.shape[0] for name, part in rows.items() if name not in side)
         return {name: 0 if part.shape[:1] == (n,) else None for name, part in rows.items()}
 
-    def unwrap(self, theta: Theta) -> Any:
+    def unwrap(self, theta: Mapping[str, Any]) -> Any:
         """Parameters as the user's functions take them."""
         return theta[BARE] if self.prior.names == (BARE,) else dict(theta)
 

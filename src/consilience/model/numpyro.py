@@ -64,7 +64,7 @@ def trace_model(
         values = {name: sites[name]["value"] for name in names}
         return values[names[0]] if len(names) == 1 else values
 
-    def log_likelihood(theta: Any, x: Data) -> Scalar:
+    def log_likelihood(theta: Any, x: Any) -> Scalar:
         x = {names[0]: x} if len(names) == 1 else x
         sites = run(jax.random.key(0), {**named_theta(theta), **x})
         parts = (_site_log_prob(sites[name], x[name]) for name in names)

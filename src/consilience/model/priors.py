@@ -20,6 +20,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import Transform
 
+from consilience.core.labels import labels
 from consilience.core.types import PRNGKey, Scalar, Theta
 from consilience.model.fingerprint import agree, describe, describe_briefly, fingerprint
 from consilience.model.proper import check_draws, check_implicit, refuse_improper
@@ -260,7 +261,7 @@ def check_names(shapes: Mapping[str, tuple[int, ...]]):
     """Refuse names that a dataset of draws, or a table, gives to something else."""
     taken = dict.fromkeys(RESERVED, "datasets of draws") | {DENSITY: "calibration tables"}
     for name, shape in shapes.items():
-        entries = [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape) if i]
+        entries = set(labels(name, shape)) - {name}
         own = [f"r_hat_{name}", f"ess_{name}", *(f"{name}_dim_{i}" for i in range(len(shape)))]
         taken |= dict.fromkeys([*own, *entries], f"the draws of {name!r}")
     for name in shapes:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool
 from numpyro.distributions import transforms as maps
 from numpyro.distributions.transforms import Transform
 
-from consilience.core.arrays import as_numbers, computed_in, warn_if_coarse
+from consilience.core.arrays import as_numbers, computed_in, finite_rows, warn_if_coarse
 from consilience.core.compiling import compiled, on_device
 from consilience.core.types import Flat, Scalar, Theta
 from consilience.model.priors import BARE, Prior
@@ -195,7 +195,7 @@ def parameter_space(prior: Prior, theta: Theta) -> ParameterSpace:
         free = all(isinstance(part, LINEAR) for part in (first, *rest))
         warn_if_coarse(values, f"The parameter {name!r}", constant_too=free)
     v = np.asarray(to_vectors(raw, named))
-    bad = np.flatnonzero(~np.isfinite(v).all(axis=1))
+    bad = np.flatnonzero(~finite_rows(v))
     if len(bad):
         raise ValueError(
             f"{len(bad)} of {len(v)} simulations, the first at {bad[:5].tolist()}, have parameters "

@@ -5,7 +5,7 @@ builds a network for the shape of the data. `Summary` says how to write another.
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -18,6 +18,8 @@ from consilience.model.data import Layout, Series, Set
 from consilience.networks.layers import MLP, Attention, Linear, normal, silu
 
 Named = dict[str, Array]
+
+Pooling: TypeAlias = Literal["mean", "max"]
 
 KERNEL = 5
 """How many steps of a series a convolution sees at once."""
@@ -170,7 +172,7 @@ class DeepSet:
     out: int | None = None
     width: int = 64
     blocks: int = 2
-    pooling: tuple[str, ...] = ("mean",)
+    pooling: tuple[Pooling, ...] = ("mean",)
 
     def __post_init__(self):
         if tuple(self.pooling) not in (("mean",), ("max",), ("mean", "max")):
@@ -188,7 +190,7 @@ class _DeepSet(eqx.Module):
     pooled: tuple[Linear, ...]
     head: MLP
     skip: Linear
-    pooling: tuple[str, ...] = eqx.field(static=True)
+    pooling: tuple[Pooling, ...] = eqx.field(static=True)
 
     def __init__(self, spec: DeepSet, rng: Generator, layout: Layout, out: int):
         sizes = [layout.n_features, *[spec.width] * (spec.blocks - 1)]
@@ -213,7 +215,7 @@ class _DeepSet(eqx.Module):
 
 
 def _pool(
-    h: Float[Array, "rows n"], mask: Float[Array, " rows"], pooling: tuple[str, ...]
+    h: Float[Array, "rows n"], mask: Float[Array, " rows"], pooling: tuple[Pooling, ...]
 ) -> Float[Array, " m"]:
     there = mask[:, None] > 0
     parts = []

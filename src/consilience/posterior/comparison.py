@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from consilience.core.types import Data, PRNGKey
-from consilience.identity.evidence import ESTIMATORS
+from consilience.identity.evidence import ESTIMATORS, Estimator
 from consilience.posterior.fit import Fit
 
 
@@ -18,7 +18,7 @@ def compare(
     *,
     key: PRNGKey,
     weights: Mapping[str, float] | None = None,
-    method: str = "bridge",
+    method: Estimator = "bridge",
 ) -> xr.Dataset:
     """How probable each of several models is, given one dataset or each of a batch.
 

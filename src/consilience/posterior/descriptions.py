@@ -113,6 +113,8 @@ def _is(value: Any, hint: Any) -> bool:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
+    if origin is typing.Literal:
+        return value in parts
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, part) for part in parts)
     if origin is typing.Literal:

@@ -22,9 +22,7 @@ from consilience.identity.evidence import (
     Joint,
     estimate_all,
     make_joint,
-    resample,
     terms_at,
-    weigh_all,
 )
 from consilience.identity.learned import LearnedPrior, Likelihood, Networks, Posterior, twice
 from consilience.model.data import DataSpace
@@ -32,20 +30,17 @@ from consilience.model.host import OnHost, failures_as_raised
 from consilience.model.model import Model
 from consilience.model.run import Spec
 from consilience.model.spaces import ParameterSpace
-from consilience.networks.layers import generator
 from consilience.networks.recipe import Recipe
 from consilience.networks.validity import Validity
 from consilience.posterior.blocks import in_blocks
 from consilience.posterior.datasets import draws_to_dataset, evidence_to_dataset
 from consilience.posterior.history import History
+from consilience.posterior.methods import FEWEST, OVERSAMPLE, Method, chosen, correct
 from consilience.simulation.limits import check_draws
 from consilience.simulation.simulations import Simulations
 
 if TYPE_CHECKING:
     from consilience.diagnostics.check import Check
-
-OVERSAMPLE = 4
-"""How many draws a corrected draw is chosen from."""
 
 
 class Fit(eqx.Module):
@@ -67,16 +62,17 @@ class Fit(eqx.Module):
         *,
         key: PRNGKey,
         corrected: bool = False,
-        method: str = "amortized",
+        method: Method | None = None,
         devices: Devices | None = None,
     ) -> xr.Dataset:
         """Posterior draws for one dataset, or for each of a batch with a leading axis.
 
-        `method`: "amortized", draws of the learned posterior; or one of two that need prior
-        and likelihood, exact or learned:
-        "corrected" (or `corrected=True`): resampled by importance, with Pareto-smoothed
-        weights, from four times as many draws. The coordinates `pareto_k` (trust it below
-        0.7) and `ess`, the effective number of those draws, say how well it went.
+        `method`: "amortized", the default, draws of the learned posterior; or one of two that
+        need prior and likelihood, exact or learned:
+        "corrected": resampled by importance, with Pareto-smoothed weights, from four times as
+        many draws. The coordinates `pareto_k` (trust it below 0.7) and `ess`, the effective
+        number of those draws, say how well it went. `corrected=True` is another way to ask
+        for it.
         "nuts": four Markov chains started at amortized draws, with `n` draws together;
         coordinates hold the R-hat and effective size of every parameter (`r_hat_mu`,
         `ess_mu`), and the gradients and divergences they took. Chains that have not converged
@@ -91,29 +87,17 @@ class Fit(eqx.Module):
         n = as_count(n, "n, the number of draws in fit.sample(x, n, key=key),")
         if n < 1:
             raise ValueError(f"The number of draws must be at least one, got {n}.")
-        if corrected and method == "nuts":
-            raise ValueError(
-                'corrected=True resamples draws by importance, and method="nuts" runs chains: pass '
-                "one of the two."
-            )
-        if method not in ("amortized", "corrected", "nuts"):
-            raise ValueError(f'method must be "amortized", "corrected" or "nuts", got {method!r}.')
+        method = chosen(method, corrected)
         if method == "nuts":
             return self._chains(x, n, key)
-        if method == "amortized" and not corrected:
+        if method == "amortized":
             (draws, _), batched = self._draw(x, n, key, None, devices)
             return draws_to_dataset(_one_chain(draws), batched=batched)
         k_draw, k_pick = jax.random.split(key)
-        n_draws = max(OVERSAMPLE * n, 1000)
+        n_draws = max(OVERSAMPLE * n, FEWEST)
         (draws, terms), batched = self._draw(x, n_draws, k_draw, self.joint, devices)
-        weights = jax.device_get(weigh_all(terms))
-        picked = resample(weights.log_weights, n, generator(k_pick))
-        rows = np.arange(len(picked))[:, None]
-        return draws_to_dataset(
-            _one_chain({name: values[rows, picked] for name, values in draws.items()}),
-            batched=batched,
-            extra={"pareto_k": weights.pareto_k, "ess": weights.ess},
-        )
+        draws, extra = correct(draws, terms, n, k_pick)
+        return draws_to_dataset(_one_chain(draws), batched=batched, extra=extra)
 
     def _chains(self, x: Data, n: int, key: PRNGKey) -> xr.Dataset:
         from consilience.posterior.mcmc import CHAINS, nuts_for_each, warn_of_chains
@@ -146,7 +130,7 @@ class Fit(eqx.Module):
         n: int = 500,
         draws: int = 1000,
         predictive: int = 200,
-        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+        statistics: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> "Check":
         """How far to trust the posterior of an observation, or of each of a batch.
 
@@ -183,7 +167,7 @@ class Fit(eqx.Module):
         simulations: Simulations | None = None,
         n: int = 500,
         predictive: int = 200,
-        statistics: Mapping[str, Callable[[Data], Any]] | None = None,
+        statistics: Mapping[str, Callable[[Any], Any]] | None = None,
         title: str | None = None,
         progress: bool = True,
     ) -> Path:

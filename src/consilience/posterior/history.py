@@ -1,10 +1,13 @@
 """The course of training: the record that a fit keeps."""
 
 import dataclasses
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from consilience.core.html import notebook
+
+Stopped: TypeAlias = Literal["finished", "early", "interrupted"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,7 +21,7 @@ class History:
 
     terms: dict[str, np.ndarray]
     best_epochs: dict[str, int]
-    stopped: str
+    stopped: Stopped
     seconds: float
     simulations: int
 

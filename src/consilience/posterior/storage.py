@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,7 @@ def save(fit: Fit, path: str | Path) -> Path:
     text = json.dumps(meta, indent=1, default=_plain)
     content = to_bytes(tensors, metadata={META: text, DIGEST: _digest(text, tensors)})
     try:
-        # All or nothing, under a name of its own: others may be saving to the same path.
-        write(path, content, part=f".{secrets.token_hex(4)}.part")
+        write(path, content, shared=True)
     except (OSError, ValueError) as error:
         raise SaveError(path, reason_of(error)) from error
     return path

@@ -5,7 +5,8 @@ import xarray as xr
 
 from consilience import plots
 from consilience.core.html import Html, joined
-from consilience.core.panels import components, stacked
+from consilience.core.labels import components
+from consilience.core.panels import stacked
 from consilience.report.findings import Findings
 from consilience.report.page import figure, listed, number, table, text
 

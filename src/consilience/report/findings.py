@@ -18,6 +18,7 @@ from consilience.diagnostics.check import RARE, Check, Measure, check
 from consilience.diagnostics.verdicts import CORRECTED
 from consilience.model.data import layout_of
 from consilience.posterior.fit import Fit
+from consilience.posterior.methods import Method
 from consilience.simulation.check import check_simulations
 from consilience.simulation.simulate import simulate
 from consilience.simulation.simulations import Simulations
@@ -62,7 +63,7 @@ def gather(
     simulations: Simulations | None,
     n: int,
     predictive: int,
-    statistics: Mapping[str, Callable[[Data], Any]] | None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None,
     step: Callable[[str], None],
     progress: bool,
 ) -> Findings:
@@ -110,7 +111,8 @@ def gather(
     step("posterior")
     if x is not None:
         corrected = "check" in made and made["check"].verdict == CORRECTED
-        made["draws"] = fit.sample(x, SHOWN, key=k_posterior, corrected=corrected)
+        method: Method = "corrected" if corrected else "amortized"
+        made["draws"] = fit.sample(x, SHOWN, key=k_posterior, method=method)
     new = simulations is None
     return Findings(fit, key_name(key), new, missing, held_out, invalid, **made)
 

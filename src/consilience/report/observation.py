@@ -6,8 +6,10 @@ import numpy as np
 import xarray as xr
 
 from consilience import plots
+from consilience.core.arrays import finite_rows
 from consilience.core.html import Html, element, joined
-from consilience.core.panels import components, stacked
+from consilience.core.labels import components
+from consilience.core.panels import stacked
 from consilience.diagnostics.check import FEW, HEAVY, RARE, WIDE
 from consilience.diagnostics.verdicts import AS_IS, CORRECTED
 from consilience.model.data import Layout
@@ -63,7 +65,7 @@ def predictions(found: Findings) -> Html:
         {name: np.asarray(a) for name, a in layout.named(x).items()}
         for x in (check.x, check.predictions)
     )
-    good = np.all([_finite(array) for array in made.values()], axis=0)
+    good = finite_rows(*made.values())
     made = {name: array[good] for name, array in made.items()}
     row = check.table
     if not good.any():
@@ -76,10 +78,6 @@ def predictions(found: Findings) -> Html:
         f"p = {number(row['predictive'])}."
     )
     return joined([said, _drawn(layout, check.kind, seen, made), _statistics(found, seen, made)])
-
-
-def _finite(array: np.ndarray) -> np.ndarray:
-    return np.isfinite(array.reshape(len(array), -1)).all(axis=1)
 
 
 def _drawn(layout: Layout, kind: Any, seen: dict[str, Any], made: dict[str, np.ndarray]) -> Html:

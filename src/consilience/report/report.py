@@ -23,7 +23,7 @@ def report(
     simulations: Simulations | None,
     n: int,
     predictive: int,
-    statistics: Mapping[str, Callable[[Data], Any]] | None,
+    statistics: Mapping[str, Callable[[Any], Any]] | None,
     title: str | None,
     progress: bool,
 ) -> Path:
@@ -33,12 +33,14 @@ def report(
         raise ValueError(f"{path} is a folder: name a file to write, such as report.html.")
     if x is not None and fit.posterior.data.layout.check(x)[1]:
         raise ValueError("A report shows one observation, got a batch: pass one of them.")
+    if x is None and statistics is not None:
+        raise ValueError("statistics are of an observation: pass x with them.")
     bar = tqdm(total=5, desc="report", unit="step", disable=None if progress else True)
     with bar:
         steps = _Steps(bar)
         found = gather(fit, x, key, simulations, n, predictive, statistics, steps, progress)
         steps("page")
-        write(path, make_page(found, title).encode())
+        write(path, make_page(found, title).encode(), shared=True)
         bar.update()
     return path
 

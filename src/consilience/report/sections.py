@@ -79,7 +79,7 @@ def _advice(found: Findings, verdict: str) -> Html:
     if verdict == AS_IS:
         return text("Draw from it with ", code("fit.sample(x, key=key)"), ".")
     if verdict == CORRECTED:
-        return text("Draw with ", code("fit.sample(x, key=key, corrected=True)"), ".")
+        return text("Draw with ", code('fit.sample(x, key=key, method="corrected")'), ".")
     if verdict == MCMC and found.fit.has_joint:
         return text("Run chains with ", code('fit.sample(x, key=key, method="nuts")'), ".")
     return text("The draws below are shown for the record.")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from consilience.core.labels import components
 from consilience.model.run import Failure
 
 
@@ -69,13 +70,11 @@ class Failures:
     def places(self) -> list[Place]:
         """For every number of theta the mean rank and the range of its failed runs."""
         found = []
-        for name, array in self._theta.items():
-            flat = array.reshape(self.total, -1).astype(float)
-            ranks = flat.argsort(axis=0).argsort(axis=0) / max(self.total - 1, 1)
-            for j in range(flat.shape[1]):
-                label = name if array.ndim == 1 else f"{name}[{j}]"
-                bad = flat[self.mask, j]
-                found.append(Place(label, ranks[self.mask, j].mean(), bad.min(), bad.max()))
+        for name, values in components(self._theta, 1).items():
+            values = values.astype(float)
+            ranks = values.argsort().argsort() / max(self.total - 1, 1)
+            bad = values[self.mask]
+            found.append(Place(name, ranks[self.mask].mean(), bad.min(), bad.max()))
         return found
 
     def summary(self, most: int = 5) -> str:
@@ -94,23 +93,14 @@ class Failures:
             lines.append(f"  and {len(seen) - most} other messages")
         # What lies farthest from the middle tells most.
         places = sorted(self.places(), key=lambda place: -abs(place.rank - 0.5))[:most]
-        whole = self._ranges()
+        whole = components(self._theta, 1)
         for place in places:
-            low, high = whole[place.name]
+            every = whole[place.name].astype(float)
             lines.append(
                 f"  {place.name}: failed runs in {place.low:.4g} to {place.high:.4g}, "
-                f"all runs in {low:.4g} to {high:.4g}"
+                f"all runs in {every.min():.4g} to {every.max():.4g}"
             )
         return "\n".join(lines)
-
-    def _ranges(self) -> dict[str, tuple[float, float]]:
-        ranges = {}
-        for name, array in self._theta.items():
-            flat = array.reshape(self.total, -1)
-            for j in range(flat.shape[1]):
-                label = name if array.ndim == 1 else f"{name}[{j}]"
-                ranges[label] = float(flat[:, j].min()), float(flat[:, j].max())
-        return ranges
 
     def __repr__(self) -> str:
         return self.summary()

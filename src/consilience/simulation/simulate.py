@@ -32,6 +32,11 @@ from consilience.simulation.store import ROOT, Store
 BLOCK = 4096
 """Runs compiled and made at once: bounds memory, and small budgets compile once."""
 
+COMPILED = (
+    "are for simulators outside JAX: one in JAX is compiled, and makes many runs at once in this "
+    "process."
+)
+
 STORED = 256
 """Runs made at once for a store: at most so many are thrown away at its end."""
 
@@ -78,10 +83,7 @@ def simulate(
         raise ValueError(f"The number of simulations must be at least one, got {n}.")
     settings = Settings(executor, timeout, retry, chunk, in_flight, progress)
     if model.external is None and settings != Settings(progress=progress):
-        raise ValueError(
-            "executor, timeout, retry, chunk and in_flight are for simulators outside JAX: one "
-            "in JAX is compiled, and makes many runs at once in this process."
-        )
+        raise ValueError(f"executor, timeout, retry, chunk and in_flight {COMPILED}")
     _check_room(model, number, store)
     if store is not None:
         return _simulate_stored(model, number, key, store, settings)
@@ -262,6 +264,8 @@ def simulate_at(
         given = lambda numbers: {name: a[numbers] for name, a in arrays.items()}  # noqa: E731
         settings = Settings(executor, timeout, progress=progress)
         return _in_memory(model, n, given, key, settings)
+    if executor is not None or timeout is not None:
+        raise ValueError(f"executor and timeout {COMPILED}")
     size = min(n, BLOCK)
     blocks = []
     for start in range(0, n, size):

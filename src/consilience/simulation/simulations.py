@@ -89,7 +89,7 @@ class Simulations:
         return cls(store.theta(numbers), Unread(store, numbers), store.failures(numbers))
 
     @property
-    def x(self) -> Data:
+    def x(self) -> Any:
         if isinstance(self._x, Unread):
             self._x = self._x.read()
         return self._x
@@ -100,7 +100,7 @@ class Simulations:
         return isinstance(self._x, Unread)
 
     @property
-    def blank(self) -> Data:
+    def blank(self) -> Any:
         """Data of no runs: their names and shapes, without a look at the store."""
         if isinstance(self._x, Unread):
             spec = self._x.spec
@@ -141,8 +141,7 @@ class Simulations:
         """Which runs failed, or have NaN, infinite or too large values in data or parameters."""
         # What is in a store was looked at when it came in.
         leaves = jax.tree.leaves((self.theta, None if isinstance(self._x, Unread) else self._x))
-        finite = [finite_rows(array) for array in leaves]
-        return ~np.all(finite, axis=0) | self.failures.mask
+        return ~finite_rows(*leaves) | self.failures.mask
 
     def drop_invalid(self) -> "Simulations":
         """The runs that did not fail and have no NaN or infinite values.
@@ -186,7 +185,7 @@ def join_attempts(parts: Sequence[Simulations]) -> Attempts | None:
             bad = {name: array[~good] for name, array in part.theta.items()}
             tried += [part.attempts, Attempts(bad, good[~good])]
     theta, valid = jax.tree.map(lambda *arrays: np.concatenate(arrays), *tried)
-    finite = np.all([finite_rows(array) for array in theta.values()], axis=0)
+    finite = finite_rows(*theta.values())
     theta, valid = {name: a[finite] for name, a in theta.items()}, valid[finite]
     return None if valid.all() else Attempts(theta, valid)
 

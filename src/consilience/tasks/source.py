@@ -13,6 +13,7 @@ The points are the same in every run, so a dataset is the vector of its 30 signa
 
 import functools
 import math
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from consilience.core.types import PRNGKey, Scalar
 from consilience.model.data import Set
 from consilience.model.model import Model, PerRow
 from consilience.tasks.grid import grid_sample
+
+Signal: TypeAlias = Literal["raw", "log"]
 
 BACKGROUND, STRENGTH, NEAREST, NOISE = 0.1, 1.0, 1e-4, 0.5
 POINTS, RADIUS = 30, 1.7
@@ -47,13 +50,13 @@ def intensity(theta: Float[Array, "2"], where: Float[Array, "*n 2"]) -> Float[Ar
     return BACKGROUND + STRENGTH / (NEAREST + distance) ** 2
 
 
-def _mean(theta, where, signal: str):
+def _mean(theta, where, signal: Signal):
     nu = intensity(theta, where)
     return jnp.log(nu) if signal == "log" else nu
 
 
 @functools.cache
-def model(*, signal: str = "log", as_set: bool = False) -> Model:
+def model(*, signal: Signal = "log", as_set: bool = False) -> Model:
     """The source, measured by its intensity ("raw") or its logarithm ("log").
 
     >>> model()
@@ -84,14 +87,14 @@ def model(*, signal: str = "log", as_set: bool = False) -> Model:
 
 
 def log_likelihood(
-    theta: Float[Array, "2"], x: Float[Array, "30"], *, signal: str = "log"
+    theta: Float[Array, "2"], x: Float[Array, "30"], *, signal: Signal = "log"
 ) -> Scalar:
     """The log-likelihood of 30 signals."""
     return jnp.sum(dist.Normal(_mean(theta, jnp.asarray(WHERE), signal), NOISE).log_prob(x))
 
 
 @functools.cache
-def _row(signal: str):
+def _row(signal: Signal):
     def row_log_likelihood(theta: Float[Array, "2"], row) -> Scalar:
         mean = _mean(theta, row["where"], signal)
         return dist.Normal(mean, NOISE).log_prob(row["signal"])
@@ -101,7 +104,7 @@ def _row(signal: str):
 
 @functools.partial(jax.jit, static_argnames=("n", "signal"))
 def exact_sample(
-    x: Float[Array, "datasets 30"], key: PRNGKey, *, n: int = 1000, signal: str = "log"
+    x: Float[Array, "datasets 30"], key: PRNGKey, *, n: int = 1000, signal: Signal = "log"
 ) -> Float[Array, "datasets n 2"]:
     """Exact posterior draws for a batch of datasets, each the vector of its signals.
 

@@ -4,8 +4,10 @@ import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
+import optax
 
 from consilience.identity.consistency import SelfConsistency
+from consilience.identity.schedules import Schedule
 from consilience.identity.setting import Setting
 from consilience.model.data import Layout, Series, Set
 from consilience.model.model import Model
@@ -19,6 +21,10 @@ WIDE = 20
 """Data of more numbers than that are wide."""
 MOST_DROPPED = 32
 """Data of more numbers than that may pin parameters down: dropout would blur their posterior."""
+
+
+RATE = 1e-3
+"""Adam's learning rate."""
 
 
 class Length(NamedTuple):
@@ -105,6 +111,11 @@ def default_plan(
     if settings is not None and settings.exact is not None:
         exact = settings.exact
     tandem = consistent and not exact
+    if likelihood is False and tandem:
+        raise ValueError(
+            "Self-consistency needs a likelihood, and likelihood=False refuses to learn one: leave "
+            "it out, or pass self_consistency=False."
+        )
     if likelihood is True or (tandem and not likelihood):
         likelihood = _likelihood(n, layout, dim)
     likelihood = likelihood or None
@@ -161,11 +172,24 @@ def check_plan(
         )
     if plan.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {plan.epochs}.")
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience must be at least 1 epoch, got {patience}.")
     if patience is not None and not held_out:
         raise ValueError("patience needs held-out simulations: pass validation > 0 with it.")
     if atoms is not None and not 2 <= atoms <= plan.batch_size:
         raise ValueError(
             f"atoms must be between 2 and the batch size of {plan.batch_size}, got {atoms}."
+        )
+
+
+def check_optimizer(
+    optimizer: optax.GradientTransformation | None, learning_rate: float, schedule: Schedule | None
+):
+    """Refuse settings of Adam beside an optimizer that takes its place."""
+    if optimizer is not None and (schedule is not None or learning_rate != RATE):
+        raise ValueError(
+            "learning_rate and schedule are those of Adam, and an optimizer has its own: set them "
+            "there, as in optax.sgd(1e-2), or leave optimizer out."
         )
 
 

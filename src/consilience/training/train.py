@@ -34,11 +34,11 @@ from consilience.networks.density import ConditionalDensity
 from consilience.networks.layers import generator, random_key
 from consilience.networks.summary import Summary
 from consilience.posterior.fit import Fit, assemble
-from consilience.posterior.history import History
+from consilience.posterior.history import History, Stopped
 from consilience.simulation.check import check_simulations
 from consilience.simulation.simulations import Simulations
 from consilience.training.batches import Streamed, Whole, part_size
-from consilience.training.defaults import check_plan, default_plan
+from consilience.training.defaults import RATE, check_optimizer, check_plan, default_plan
 from consilience.training.epochs import ADAM, State, long_epoch, short_epoch, validate
 from consilience.training.prepare import build_objective, find_validity, split, to_examples
 
@@ -69,7 +69,7 @@ def fit(
     summary: Summary | eqx.Module | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    learning_rate: float = 1e-3,
+    learning_rate: float = RATE,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
     validation: float | None = None,
@@ -121,7 +121,7 @@ def fit(
     """
     check_simulations(model, simulations)
     check_terms(terms)
-    likelihood = likelihood or None
+    check_optimizer(optimizer, learning_rate, schedule)
     room = part_size(simulations, memory)
     # Runs are alike: where not all can be held, scales and checks come from the first.
     some = simulations if room is None else simulations[:room]
@@ -130,7 +130,7 @@ def fit(
         data = data_space(some.x, model.data)
     else:
         parameters, data = start.posterior.parameters, start.posterior.data
-        if any(spec is not None for spec in (posterior, likelihood, prior, summary)):
+        if any(spec is not None for spec in (posterior, likelihood or None, prior, summary)):
             raise ValueError("A fit to start from has its networks: pass start, or networks.")
         posterior, likelihood = start.recipe.posterior, start.recipe.likelihood
         prior, summary = start.recipe.prior, start.recipe.summary
@@ -236,7 +236,8 @@ def _train(
     run_epoch = short_epoch if source.steps * epochs <= SHORT else long_epoch
     settings = {"loss": loss, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}
     record: list[dict[str, float]] = []
-    best, stopped = _Best(networks, loss.groups), "finished"
+    best = _Best(networks, loss.groups)
+    stopped: Stopped = "finished"
     start = time.perf_counter()
     bar = tqdm(total=epochs, desc="fit", unit="epoch", disable=None if progress else True)
     try:
