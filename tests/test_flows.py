@@ -15,6 +15,7 @@ from scipy import stats
 
 from consilience.networks.base import base_log_prob, base_sample
 from consilience.networks.coupling import _condition
+from consilience.networks.density import Dropout
 from consilience.networks.flow import Coupling, Flow
 from consilience.networks.transforms import Affine, Spline
 
@@ -289,7 +290,9 @@ def dropout_flow(share):
 
 @compiled
 def log_prob_of_one(flow, key):
-    return flow.log_prob(jnp.array([0.5, -1.0]), flow.prepare(jnp.ones(3)), key)
+    return flow.log_prob(
+        jnp.array([0.5, -1.0]), flow.prepare(jnp.ones(3)), key if key is None else Dropout(key)
+    )
 
 
 def test_dropout_needs_a_key():
@@ -319,7 +322,7 @@ def test_dropout_of_the_first_values_only():
     flow = dropout_flow(0.5)
     values, context = jnp.ones((6, 2)), flow.prepare(jnp.ones(3))
     plain = flow.log_prob(values, context)
-    some = flow.log_prob(values, context, jax.random.key(1), dropped=4)
+    some = flow.log_prob(values, context, Dropout(jax.random.key(1), first=4))
     np.testing.assert_allclose(some[4:], plain[4:], rtol=1e-6)
     assert len(np.unique(np.asarray(some[:4]))) == 4
 
@@ -347,7 +350,9 @@ def test_derivatives_in_weights_values_and_conditions_agree_with_differences(nam
 
         def log_prob(arrays, values, conditions):
             flow = eqx.combine(arrays, static)
-            return flow.log_prob(values, jax.vmap(flow.prepare)(conditions), key)
+            return flow.log_prob(
+                values, jax.vmap(flow.prepare)(conditions), key if key is None else Dropout(key)
+            )
 
         check_grads(jax.jit(log_prob), (arrays, values, conditions), 1, ["rev"], rtol=1e-5)
 

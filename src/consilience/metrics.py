@@ -10,7 +10,7 @@ a time, so that memory does not grow with their number.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ from jaxtyping import Array, Float
 from consilience.core.arrays import as_numbers
 from consilience.core.types import PRNGKey, Scalar
 
+Draws: TypeAlias = Float[Array | np.ndarray, "*batch n d"]
+"""The first of two samples, behind any leading axes."""
+Reference: TypeAlias = Float[Array | np.ndarray, "*batch m d"]
+"""The second, which may have another size."""
+
 BANDWIDTHS = (
     *(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0),
     *(1e2, 1e3, 1e4, 1e5, 1e6),
@@ -28,8 +33,8 @@ BANDWIDTHS = (
 
 
 def mmd(
-    a: Float[Array | np.ndarray, "*batch n d"],
-    b: Float[Array | np.ndarray, "*batch m d"],
+    a: Draws,
+    b: Reference,
     *,
     bandwidths: tuple[float, ...] = BANDWIDTHS,
 ) -> Float[Array, "*batch"]:
@@ -53,8 +58,8 @@ class Discrepancy(NamedTuple):
 
 
 def mmd_with_floor(
-    draws: Float[Array | np.ndarray, "*batch n d"],
-    reference: Float[Array | np.ndarray, "*batch m d"],
+    draws: Draws,
+    reference: Reference,
 ) -> Discrepancy:
     """The MMD to a reference of twice as many draws, or more, and its floor.
 
@@ -136,9 +141,7 @@ def _mmd(a, b, bandwidths: tuple[float, ...]):
     return jnp.where(finite, jax.lax.map(one, pairs), jnp.nan)
 
 
-def mmd_unbiased(
-    a: Float[Array | np.ndarray, "*batch n d"], b: Float[Array | np.ndarray, "*batch m d"]
-) -> Float[Array, "*batch"]:
+def mmd_unbiased(a: Draws, b: Reference) -> Float[Array, "*batch"]:
     """The unbiased squared MMD under one Gaussian kernel, as wide as the samples are.
 
     Its squared width is the median of the squared distances between draws, for each pair of
@@ -171,8 +174,8 @@ def _mmd_unbiased(a, b):
 
 
 def sliced_wasserstein(
-    a: Float[Array | np.ndarray, "*batch n d"],
-    b: Float[Array | np.ndarray, "*batch m d"],
+    a: Draws,
+    b: Reference,
     *,
     key: PRNGKey,
     directions: int = 200,
@@ -214,8 +217,8 @@ class MomentErrors(NamedTuple):
 
 
 def moment_errors(
-    draws: Float[Array | np.ndarray, "*batch n d"],
-    reference: Float[Array | np.ndarray, "*batch m d"],
+    draws: Draws,
+    reference: Reference,
 ) -> MomentErrors:
     """How far the means are off in reference standard deviations, and the ratio of those less 1.
 
@@ -249,8 +252,8 @@ def _numbers(sample) -> Array:
 
 
 def c2st(
-    a: Float[Array | np.ndarray, "*batch n d"],
-    b: Float[Array | np.ndarray, "*batch m d"],
+    a: Draws,
+    b: Reference,
     *,
     key: PRNGKey,
     folds: int = 5,

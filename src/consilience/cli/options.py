@@ -45,8 +45,7 @@ def _add_simulate(commands: Any):
         },
         smaller="Runs in the store are kept. Pass fewer --runs.",
     )
-    parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
-    parser.add_argument("store", type=Path, metavar="STORE", help="the folder of the runs")
+    _add_model_and_store(parser, "the folder of the runs")
     parser.add_argument("--runs", type=_count, required=True, metavar="N", help="runs in all")
     _add_seed(parser)
     _add_quiet(parser)
@@ -93,8 +92,7 @@ def _add_fit(commands: Any):
         },
         smaller="Train on fewer runs, or use a machine with more memory.",
     )
-    parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
-    parser.add_argument("store", type=Path, metavar="STORE", help="made by consilience simulate")
+    _add_model_and_store(parser, "made by consilience simulate")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write")
     _add_seed(parser)
     parser.add_argument("--drop-invalid", action="store_true", help="leave failed runs out")
@@ -241,6 +239,11 @@ def _add_fit_and_data(parser: argparse.ArgumentParser):
     parser.add_argument("data", type=Path, metavar="DATA", help="the observations")
     # A saved fit has the networks alone: prior, likelihood and simulator are code.
     parser.add_argument("--model", required=True, metavar="MODULE:OBJECT", help=MODEL_HELP)
+
+
+def _add_model_and_store(parser: argparse.ArgumentParser, what: str):
+    parser.add_argument("model", metavar="MODULE:OBJECT", help=MODEL_HELP)
+    parser.add_argument("store", type=Path, metavar="STORE", help=what)
 
 
 def _add_seed(parser: Any):

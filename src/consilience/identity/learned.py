@@ -21,6 +21,7 @@ from consilience.networks.density import (
     BatchedDensity,
     ConditionalDensity,
     Context,
+    Dropout,
     build_density,
 )
 from consilience.networks.recipe import Recipe
@@ -132,7 +133,7 @@ def likelihood_standard(
     layout: Layout,
     u: Float[Array, "n k d"],
     x: dict[str, Array],
-    key: PRNGKey | None = None,
+    dropout: Dropout | None = None,
 ) -> Each:
     """The log densities of standardised data given standardised parameter vectors."""
     units = jax.vmap(layout.units)(x)
@@ -143,7 +144,7 @@ def likelihood_standard(
     else:
         # Rows without side information share the part that sees only theta.
         contexts = twice(flow.prepare)(u)
-    values = flow.log_prob(jnp.broadcast_to(units.values[:, None], shape), contexts, key)
+    values = flow.log_prob(jnp.broadcast_to(units.values[:, None], shape), contexts, dropout)
     return jnp.sum(jnp.where(units.mask[:, None] > 0, values, 0.0), axis=2)
 
 

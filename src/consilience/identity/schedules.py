@@ -58,60 +58,51 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ramp:
+class _Between:
+    """From `before` at `start` to `after` at `stop`."""
+
+    start: float
+    stop: float
+    before: float = 0.0
+    after: float = 1.0
+
+    def __post_init__(self):
+        if not self.start < self.stop:
+            raise ValueError(
+                f"{type(self).__name__} needs start < stop, got "
+                f"start={self.start} and stop={self.stop}."
+            )
+
+    def _way(self, progress: Scalar) -> Scalar:
+        """How far training has come from `start` to `stop`, from 0 to 1."""
+        return jnp.clip((progress - self.start) / (self.stop - self.start), 0.0, 1.0)
+
+    def _at(self, way: Scalar) -> Scalar:
+        return self.before + (self.after - self.before) * way
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramp(_Between):
     """In a straight line from `before` at `start` to `after` at `stop`.
 
     >>> [round(float(Ramp(0.2, 0.6)(jnp.array(p))), 3) for p in (0.0, 0.3, 1.0)]
     [0.0, 0.25, 1.0]
     """
 
-    start: float
-    stop: float
-    before: float = 0.0
-    after: float = 1.0
-
-    def __post_init__(self):
-        _check_order(self)
-
     def __call__(self, progress: Scalar) -> Scalar:
-        return _along(self, _way(self, progress))
+        return self._at(self._way(progress))
 
 
 @dataclasses.dataclass(frozen=True)
-class Smooth:
+class Smooth(_Between):
     """As `Ramp`, along half a cosine: no corner at either end.
 
     >>> [round(float(Smooth(0.2, 0.6)(jnp.array(p))), 3) for p in (0.0, 0.3, 1.0)]
     [0.0, 0.146, 1.0]
     """
 
-    start: float
-    stop: float
-    before: float = 0.0
-    after: float = 1.0
-
-    def __post_init__(self):
-        _check_order(self)
-
     def __call__(self, progress: Scalar) -> Scalar:
-        return _along(self, 0.5 * (1 - jnp.cos(jnp.pi * _way(self, progress))))
-
-
-def _way(schedule: Ramp | Smooth, progress: Scalar) -> Scalar:
-    """How far training has come from `start` to `stop`, from 0 to 1."""
-    return jnp.clip((progress - schedule.start) / (schedule.stop - schedule.start), 0.0, 1.0)
-
-
-def _along(schedule: Ramp | Smooth, way: Scalar) -> Scalar:
-    return schedule.before + (schedule.after - schedule.before) * way
-
-
-def _check_order(schedule: Ramp | Smooth):
-    if not schedule.start < schedule.stop:
-        raise ValueError(
-            f"{type(schedule).__name__} needs start < stop, got "
-            f"start={schedule.start} and stop={schedule.stop}."
-        )
+        return self._at(0.5 * (1 - jnp.cos(jnp.pi * self._way(progress))))
 
 
 @dataclasses.dataclass(frozen=True)

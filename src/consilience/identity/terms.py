@@ -41,6 +41,7 @@ from consilience.model.model import Model
 from consilience.model.priors import Prior
 from consilience.model.spaces import ParameterSpace
 from consilience.networks.base import Numbers
+from consilience.networks.density import Dropout
 from consilience.networks.validity import Validity
 
 
@@ -81,13 +82,16 @@ def evaluate(
     if unlabeled is not None:
         of_unlabeled = Cached(take(contexts, slice(n + n * augmented, None)))
     flow = posterior.flow
+    dropout = None if key is None else Dropout(key)
     if queries is None:
-        return Evaluated(flow.log_prob(runs.u, of_runs, key), None, of_unlabeled)
+        return Evaluated(flow.log_prob(runs.u, of_runs, dropout), None, of_unlabeled)
     if not augmented and flow.dropout == 0:
         log_q = own = flow.log_prob(runs.u, of_runs)
     else:
         both = jax.tree.map(lambda *parts: jnp.concatenate(parts), of_runs, of_queries)
-        log_q = flow.log_prob(jnp.concatenate([runs.u, runs.u]), both, key, dropped=n)
+        # Nothing is dropped at query datasets.
+        dropout = None if key is None else Dropout(key, first=n)
+        log_q = flow.log_prob(jnp.concatenate([runs.u, runs.u]), both, dropout)
         log_q, own = log_q[:n], log_q[n:]
     return Evaluated(log_q, Cached(of_queries, None if queries.u is None else own), of_unlabeled)
 
@@ -223,7 +227,9 @@ class LikelihoodTerm(eqx.Module):
         else:
             keys = _JointKeys(*jax.random.split(key, 3))
             x = jax.vmap(data.dequantise)(runs.x, jax.random.split(keys.noise, len(runs.u)))
-            values = likelihood_standard(flow, data.layout, runs.u[:, None], x, keys.likelihood)
+            values = likelihood_standard(
+                flow, data.layout, runs.u[:, None], x, Dropout(keys.likelihood)
+            )
         return -values[:, 0]
 
     def __call__(self, view: View, key: PRNGKey) -> Scalar:
@@ -238,8 +244,8 @@ class PriorTerm(eqx.Module):
     def each(self, view: View, key: PRNGKey | None) -> Numbers:
         flow = view.networks.prior
         assert flow is not None
-        key = None if key is None else _JointKeys(*jax.random.split(key, 3)).prior
-        return -flow.log_prob(view.batch.runs.u, flow.prepare(jnp.zeros(0)), key)
+        dropout = None if key is None else Dropout(_JointKeys(*jax.random.split(key, 3)).prior)
+        return -flow.log_prob(view.batch.runs.u, flow.prepare(jnp.zeros(0)), dropout)
 
     def __call__(self, view: View, key: PRNGKey) -> Scalar:
         return jnp.mean(self.each(view, key))

@@ -8,7 +8,7 @@ which takes many at once. `Vectorized` makes the second of the first.
 
 import abc
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -134,6 +134,13 @@ class ConditionalDensity(Protocol):
         ...
 
 
+class Dropout(NamedTuple):
+    """Units are dropped at random: for the first `first` of the values, or for all."""
+
+    key: PRNGKey
+    first: int | None = None
+
+
 class BatchedDensity(eqx.Module):
     """A network with the density of many values under many conditions: what the library calls.
 
@@ -152,7 +159,7 @@ class BatchedDensity(eqx.Module):
     ...     def prepare(self, condition):
     ...         return condition
     ...
-    ...     def log_prob(self, value, context, key=None, dropped=None):
+    ...     def log_prob(self, value, context, dropout=None):
     ...         return jnp.sum(jax.scipy.stats.norm.logpdf(value), axis=-1)
     ...
     ...     def noise(self, key, shape):
@@ -184,21 +191,15 @@ class BatchedDensity(eqx.Module):
     @property
     @abc.abstractmethod
     def dropout(self) -> float:
-        """The share of units that `log_prob` drops where it is given a key."""
+        """The share of units that `log_prob` drops where it is told to."""
 
     @abc.abstractmethod
     def prepare(self, condition: Flat) -> Context:
         """What the density needs of one condition, to be shared by all values under it."""
 
     @abc.abstractmethod
-    def log_prob(
-        self,
-        value: Vectors,
-        context: Context,
-        key: PRNGKey | None = None,
-        dropped: int | None = None,
-    ) -> Numbers:
-        """The log densities of values; with a key, with dropout for the first `dropped` or all."""
+    def log_prob(self, value: Vectors, context: Context, dropout: Dropout | None = None) -> Numbers:
+        """The log densities of values, with dropout where it is given."""
 
     @abc.abstractmethod
     def noise(self, key: PRNGKey, shape: tuple[int, ...]) -> Noise:
@@ -244,13 +245,7 @@ class Vectorized(BatchedDensity):
     def prepare(self, condition: Flat) -> Context:
         return condition
 
-    def log_prob(
-        self,
-        value: Vectors,
-        context: Context,
-        key: PRNGKey | None = None,
-        dropped: int | None = None,
-    ) -> Numbers:
+    def log_prob(self, value: Vectors, context: Context, dropout: Dropout | None = None) -> Numbers:
         return _each(self.density.log_prob, value.ndim - 1, context)(value, context)
 
     def noise(self, key: PRNGKey, shape: tuple[int, ...]) -> Noise:

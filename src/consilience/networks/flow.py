@@ -30,7 +30,7 @@ from consilience.core.compiling import on_device
 from consilience.core.types import Flat, PRNGKey, Scalar
 from consilience.networks.base import Numbers, Vectors, base_log_prob, base_sample
 from consilience.networks.coupling import Dense, Kind, Weights, replay, run_forward, run_inverse
-from consilience.networks.density import BatchedDensity
+from consilience.networks.density import BatchedDensity, Dropout
 from consilience.networks.layers import Linear, Mixing, activation, generator
 from consilience.networks.transforms import CouplingTransform, Spline
 
@@ -196,15 +196,9 @@ class Flow(BatchedDensity):
         steps = eqx.filter_vmap(lambda step: step.context(condition))(self.steps)
         return Context(shift, log_scale, steps)
 
-    def log_prob(
-        self,
-        value: Vectors,
-        context: Context,
-        key: PRNGKey | None = None,
-        dropped: int | None = None,
-    ) -> Numbers:
-        """The log densities of values; with a key, with dropout for the first `dropped` or all."""
-        z, log_det = self.to_base(value, context, key, dropped)
+    def log_prob(self, value: Vectors, context: Context, dropout: Dropout | None = None) -> Numbers:
+        """The log densities of values, with dropout where it is given."""
+        z, log_det = self.to_base(value, context, dropout)
         return base_log_prob(z, self.spec.df) + log_det
 
     @property
@@ -250,19 +244,15 @@ class Flow(BatchedDensity):
         return value, base_log_prob(z, self.spec.df) + _less_frame(log_det, context)
 
     def to_base(
-        self,
-        value: Vectors,
-        context: Context,
-        key: PRNGKey | None = None,
-        dropped: int | None = None,
+        self, value: Vectors, context: Context, dropout: Dropout | None = None
     ) -> tuple[Vectors, Numbers]:
         """The map to the base and its log-determinant, with dropout as in `log_prob`."""
         kind, weights, columns = self._kind, self._weights(), _Columns(context, value)
         framed = columns.spread(_into_frame(value, context))
         kept = None
-        if key is not None and self.spec.dropout > 0:
+        if dropout is not None and self.spec.dropout > 0:
             n = framed.shape[1]
-            kept = self._kept(key, n if dropped is None else dropped)
+            kept = self._kept(dropout.key, n if dropout.first is None else dropout.first)
             kept = jnp.pad(kept, [(0, 0)] * 3 + [(0, n - kept.shape[3])], constant_values=1.0)
         frozen = jax.lax.stop_gradient((weights, columns.steps, framed, kept))
         *seen, records = run_forward(kind, *frozen)
