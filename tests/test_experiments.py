@@ -128,7 +128,7 @@ def test_every_experiment_has_tables_of_what_it_measures():
     for experiment in EXPERIMENTS.values():
         variants = {block.variant for block in experiment.blocks}
         assert {v for table in experiment.tables for v in table.variants} == variants
-    assert set(EXPERIMENTS) == {"gmm", "two-moons", "hes1", "source", "sir"}
+    assert set(EXPERIMENTS) == {"gmm", "two-moons", "hes1", "source", "sir", "sbibm"}
 
 
 @pytest.fixture
