@@ -46,7 +46,7 @@ class Progress(NamedTuple):
 
 def c2st(
     reference: Float[Array | np.ndarray, "n d"],
-    draws: Float[Array | np.ndarray, "m d"],
+    draws: Float[Array | np.ndarray, "m k"],
     *,
     key: PRNGKey,
     epochs: int = EPOCHS,

@@ -43,7 +43,7 @@ def report(experiment: Experiment, folder: str | Path, out: str | Path | None = 
     out = Path(out or folder)
     out.mkdir(parents=True, exist_ok=True)
     write_table(folder)
-    parts = [f"# {experiment.title}", _head(experiment, rows)]
+    parts = [f"# {experiment.title}", _head(experiment, rows, quick=read_name(folder)[1])]
     tables = [*experiment.tables, _times(rows, experiment.tables[0].across)]
     measured = [(table, values) for table in tables if (values := collect(table, rows))]
     records = [record for table, values in measured for record in to_records(table, values)]
@@ -214,15 +214,16 @@ def _spread(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
     return {"spread": axis}
 
 
-def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _head(experiment: Experiment, rows: Sequence[Row], *, quick: bool) -> str:
     seeds = len({row["seed"] for row in rows})
     timed = [row["cpu_seconds"] for row in rows if "cpu_seconds" in row]
     spent = f"{sum(timed) / 60:.0f} CPU minutes"
     if len(timed) < len(rows):
         # Cells of older versions have none.
         spent += f" in the {len(timed)} that kept their time"
+    command = f"consilience reproduce {experiment.name}{' --quick' * quick}"
     text = (
-        f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
+        f"Made by `{command}` and `consilience report`: "
         f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent}. Means over seeds with their "
         "standard errors, or one seed where there is none"
     )

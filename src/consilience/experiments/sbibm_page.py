@@ -1,5 +1,6 @@
 """The scoreboard as Markdown: two leagues, each beside the published figures."""
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,18 @@ from consilience.experiments.cells import Row
 from consilience.experiments.published import Score, best, read_published
 from consilience.tasks.sbibm.registry import TASKS
 
+SOURCE_FILE = "source.json"
+"""In a folder of results: the benchmark's files that made them, by task; none for our own."""
+NOT_OURS = (
+    "Figures of others are those of the `published.csv` that `--data` had. Best amortized: the "
+    "lowest of the methods that have a posterior for any observation. *better* and *worse*: by "
+    "the means."
+)
+NO_FIGURES = (
+    "No figures of others are shown: `consilience reproduce sbibm --data DIR` takes them from "
+    "`published.csv` in DIR, and the benchmark's own observations beside it."
+)
+
 Values = dict[tuple[str, int, str], list[float]]
 """What the seeds measured, by method, budget and task."""
 
@@ -18,7 +31,7 @@ def sections(rows: Sequence[Row], folder: Path) -> list[str]:
     """The sections of the page on the cells of a folder."""
     published = read_published(folder)
     plain, corrected = collect(rows, "c2st"), collect(rows, "c2st_corrected")
-    parts = [_origin(published)]
+    parts = [_origin(rows, folder), NOT_OURS if published else NO_FIGURES]
     free = [_free(plain, published, n) for n in _budgets(plain, "default", "NPE")]
     if free:
         parts += ["## Without the likelihood", *free]
@@ -38,17 +51,22 @@ def collect(rows: Sequence[Row], measure: str) -> Values:
     return dict(found)
 
 
-def _origin(published: Sequence[Score]) -> str:
-    if not published:
-        return (
-            "No figures of others are shown: `consilience reproduce sbibm --data DIR` takes them "
-            "from `published.csv` in DIR, and the benchmark's own observations beside it."
-        )
+def _origin(rows: Sequence[Row], folder: Path) -> str:
+    """What the figures were measured on."""
+    path = folder / SOURCE_FILE
+    filed = path.exists() and json.loads(path.read_text())
+    made = "the benchmark's files" if filed else "made by this library"
+    draws = " or ".join(sorted({f"{row['draws']:,.0f}" for row in rows if "draws" in row}))
+    each = " or ".join(sorted({str(_observations(row)) for row in rows}))
     return (
-        "Figures of others are those of the `published.csv` that `--data` had. Best amortized: the "
-        "lowest of the methods that have a posterior for any observation. *better* and *worse*: "
-        "by the means."
+        f"Observations and reference draws: {made}. {draws} draws a side, means over {each} "
+        "observations."
     )
+
+
+def _observations(row: Row) -> int:
+    """How many observations a cell has the C2ST of."""
+    return sum(name.startswith("c2st_") and name[5:].isdigit() for name in row)
 
 
 def _budgets(values: Values, *methods: str) -> list[int]:
