@@ -11,6 +11,7 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.neural_network import MLPClassifier
 
 from consilience.cli import main as cli
+from consilience.core import compiling
 from consilience.experiments import sbibm
 from consilience.experiments.cells import Cell, Choice, read_rows
 from consilience.experiments.classifier import c2st
@@ -129,7 +130,7 @@ def small(monkeypatch):
         return quick(model, sims, key=key, posterior=TINY)
 
     monkeypatch.setattr(sbibm, "fit", small_fit)
-    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    monkeypatch.setattr(compiling, "keep_compiled", lambda: None)
     monkeypatch.setattr(sbibm, "c2st", functools.partial(c2st, epochs=20))
 
 

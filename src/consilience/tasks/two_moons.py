@@ -66,21 +66,15 @@ def model(*, likelihood: bool = True) -> Model:
     return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
 
 
-@functools.partial(jax.jit, static_argnames=("n", "tries", "bound"))
+@functools.partial(jax.jit, static_argnames=("n", "tries"))
 def exact_sample(
-    x: Float[Array, "*batch 2"],
-    key: PRNGKey,
-    *,
-    n: int = 1000,
-    tries: int = 16,
-    bound: float = BOUND,
+    x: Float[Array, "*batch 2"], key: PRNGKey, *, n: int = 1000, tries: int = 16
 ) -> Float[Array, "*batch n 2"]:
     """Exact posterior draws for one dataset or a batch of them.
 
     Since the prior is flat, a draw c of the crescent gives the theta with
     x = c + m(theta): two of them, of which one is taken at random. Those that do not exist
     or leave the prior's square are thrown away, out of `tries` times as many.
-    `bound`: half the side of that square.
     """
 
     def one(x, key):
@@ -90,7 +84,7 @@ def exact_sample(
         sign = jax.random.rademacher(k_sign, (tries * n,), dtype=float)
         total = sign * plus
         theta = jnp.stack([(total - minus) / 2, (total + minus) / 2], axis=1)
-        inside = (plus >= 0) & jnp.all(jnp.abs(theta) <= bound, axis=1)
+        inside = (plus >= 0) & jnp.all(jnp.abs(theta) <= BOUND, axis=1)
         first = jnp.argsort(~inside, stable=True)[:n]
         # Where too few are left, those there are come up again.
         return theta[first[jnp.arange(n) % jnp.clip(jnp.sum(inside), 1, n)]]

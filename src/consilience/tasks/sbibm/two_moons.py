@@ -12,6 +12,8 @@ it shares.
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
@@ -21,7 +23,7 @@ from consilience.model.model import Model
 from consilience.tasks.sbibm.observed import Observed, observe
 from consilience.tasks.two_moons import exact_sample, log_likelihood, simulator
 
-BOUND = 1.0
+BOUND, WIDER = 1.0, 6
 
 
 @functools.cache
@@ -43,8 +45,19 @@ def observations() -> Observed:
     return observe(model(), 2)
 
 
+@functools.partial(jax.jit, static_argnames="n")
 def reference(
     x: Float[Array, "*batch 2"], n: int = 10_000, *, key: PRNGKey
 ) -> Float[Array, "*batch n 2"]:
-    """Exact posterior draws for one dataset or a batch of them: two crescents."""
-    return exact_sample(x, key, n=n, tries=32, bound=BOUND)
+    """Exact posterior draws for one dataset or a batch of them: two crescents.
+
+    Priors are flat, so draws of the wider prior's posterior that are inside this prior's
+    square are draws of this posterior: the first `n` out of `WIDER` times as many.
+    """
+    wide = exact_sample(x, key, n=WIDER * n)
+    inside = jnp.all(jnp.abs(wide) <= BOUND, axis=-1)
+    first = jnp.argsort(~inside, axis=-1, stable=True)[..., :n]
+    # Where too few are inside, those there are come up again.
+    count = jnp.clip(jnp.sum(inside, axis=-1, keepdims=True), 1, n)
+    picked = jnp.take_along_axis(first, jnp.arange(n) % count, axis=-1)
+    return jnp.take_along_axis(wide, picked[..., None], axis=-2)
