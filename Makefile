@@ -10,6 +10,7 @@
 # make lint    formatter, linter and type checker
 # make consistency   every figure of docs/results/consistency.md (hours; can be resumed)
 # make results the paper's five experiments and their pages (hours; goes on from results/)
+# make scoreboard DATA=DIR       the SBI benchmark and its page (hours; goes on from results/)
 # make diagnostics   every figure of docs/results/diagnostics.md (minutes)
 # make campaigns     every figure of docs/results/campaigns.md (minutes)
 # make bench   time and accuracy beside BayesFlow, sbi and sbijax (installs them apart)
@@ -17,8 +18,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo examples test test-all docs figures lint bench consistency results diagnostics campaigns \
-  wheels browser clean
+.PHONY: setup demo examples test test-all docs figures lint bench consistency results scoreboard diagnostics \
+  campaigns wheels browser clean
 
 setup: .venv/ready
 
@@ -73,6 +74,10 @@ results: setup
 	  $(BIN)/consilience reproduce $$name --out results/$$name && \
 	  $(BIN)/consilience report results/$$name --out docs/results || exit 1; \
 	done
+
+scoreboard: setup
+	$(BIN)/consilience reproduce sbibm --out results/sbibm $(if $(DATA),--data $(DATA))
+	$(BIN)/consilience report results/sbibm --out docs/results
 
 diagnostics: setup
 	$(BIN)/python benchmarks/diagnostics.py

@@ -22,6 +22,9 @@ from consilience.core import compiling  # noqa: E402
 
 ROWS = 10
 
+collect_ignore = [] if os.environ.get("CONSILIENCE_SBIBM") else ["test_sbibm_files.py"]
+"""What compares with the SBI benchmark's own files needs the folder that has them."""
+
 LONG_OPTIONS, SHORT_OPTIONS = dict(compiling.CPU_OPTIONS), dict(compiling.QUICK_OPTIONS)
 """The options of the library for long fits and for short ones."""
 

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from consilience.cli import main as cli
+from consilience.core import compiling
 from consilience.experiments.cells import (
     Block,
     Cell,
@@ -128,13 +129,13 @@ def test_every_experiment_has_tables_of_what_it_measures():
     for experiment in EXPERIMENTS.values():
         variants = {block.variant for block in experiment.blocks}
         assert {v for table in experiment.tables for v in table.variants} == variants
-    assert set(EXPERIMENTS) == {"gmm", "two-moons", "hes1", "source", "sir"}
+    assert set(EXPERIMENTS) == {"gmm", "two-moons", "hes1", "source", "sir", "sbibm"}
 
 
 @pytest.fixture
 def cache(monkeypatch):
     """The command line keeps nothing in the user's folder for caches."""
-    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    monkeypatch.setattr(compiling, "keep_compiled", lambda: None)
 
 
 def test_the_command_says_what_it_can_do(capsys, cache, tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from consilience.cli.options import add_commands
 
-EXPERIMENTS = ("gmm", "two-moons", "hes1", "source", "sir")
+EXPERIMENTS = ("gmm", "two-moons", "hes1", "source", "sir", "sbibm")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,9 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands)
     run = commands.add_parser(
         "reproduce",
-        help="run an experiment of the paper, cell by cell",
-        description="Run an experiment of the paper. Finished cells are kept: stop at any time, "
-        "and run again to go on.",
+        help="run an experiment of the paper or the SBI benchmark, cell by cell",
+        description="Run an experiment of the paper, or the SBI benchmark. Finished cells are "
+        "kept: stop at any time, and run again to go on.",
     )
     run.add_argument("experiment", choices=EXPERIMENTS)
     run.add_argument("--out", type=Path, help="folder for the results (out/EXPERIMENT)")
@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--methods", nargs="+", metavar="M", help="such as NPE, SC-NPE, SC-NPLE")
     run.add_argument("--protocols", nargs="+", metavar="P", help="paper, default, or both")
     run.add_argument("--quick", action="store_true", help="a look in minutes, on small budgets")
+    run.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="for sbibm: the benchmark's files, TASK.npz and published.csv",
+    )
     run.set_defaults(
         command=_reproduce,
         stopped="What was finished is kept: run again to go on.",
@@ -118,6 +124,6 @@ def _reproduce(options: argparse.Namespace) -> int:
         options.budgets, options.samples, options.seeds, options.methods, options.protocols
     )
     experiment = registry.EXPERIMENTS[options.experiment]
-    rows = experiment.reproduce(folder, choice, quick=options.quick)
+    rows = experiment.reproduce(folder, choice, quick=options.quick, data=options.data)
     print(f"{len(rows)} cells in {folder}. For tables and figures: consilience report {folder}")
     return 0

@@ -68,6 +68,10 @@ class Experiment:
 
     `run`: a cell, the folder for what is computed once, and whether a quick look is enough.
     `draw`: the figures beyond the measures against the budget, by name.
+    `open`: for an experiment that takes files of the user's: the folder of results and that of
+    the files, or None, give the `run` of its cells.
+    `sections`: the report's sections, from the rows and the folder of results, in place of a
+    table for each of `tables` and of figures.
     """
 
     name: str
@@ -79,6 +83,8 @@ class Experiment:
     seeds: int = 3
     draw: Callable[[Sequence[Row], Path], dict[str, Any]] = lambda rows, folder: {}
     notes: str = ""
+    open: Callable[[Path, Path | None], Callable[[Cell, Path, bool], Found]] | None = None
+    sections: Callable[[Sequence[Row], Path], list[str]] | None = None
 
     def cells(self, choice: Choice | None = None, *, quick: bool = False) -> list[Cell]:
         """The chosen cells, or all."""
@@ -92,13 +98,19 @@ class Experiment:
         choice: Choice | None = None,
         *,
         quick: bool = False,
+        data: Path | None = None,
         progress: bool = True,
     ) -> list[Row]:
-        """Run the chosen cells that are not in the folder yet; the rows of all come back."""
+        """Run the chosen cells that are not in the folder yet; the rows of all come back.
+
+        `data`: the folder of files of an experiment that takes some.
+        """
+        if data is not None and self.open is None:
+            raise ValueError(f"The experiment {self.name} takes no files: leave --data out.")
         folder, cells = Path(folder), self.cells(choice, quick=quick)
         _claim(folder, f"{self.name}{' quick' * quick}")
-        run = lambda cell: self.run(cell, folder, quick)  # noqa: E731
-        return run_cells(cells, run, folder, progress=progress)
+        run = self.run if self.open is None else self.open(folder, data)
+        return run_cells(cells, lambda cell: run(cell, folder, quick), folder, progress=progress)
 
 
 def read_name(folder: Path) -> tuple[str, bool]:

@@ -22,6 +22,10 @@ from consilience.experiments.experiment import RANK_DRAWS, Experiment, Table, re
 Values = dict[str, dict[int, list[float]]]
 LABEL_WIDTH = 34
 """Letters in a line of an axis's label: more would be cut."""
+PROTOCOL_NOTE = (
+    "bold is the best in a column. *paper* is the paper's protocol, *default* is `cs.fit` with "
+    "default settings."
+)
 
 
 def report(experiment: Experiment, folder: str | Path, out: str | Path | None = None) -> Path:
@@ -39,24 +43,33 @@ def report(experiment: Experiment, folder: str | Path, out: str | Path | None = 
     out = Path(out or folder)
     out.mkdir(parents=True, exist_ok=True)
     write_table(folder)
-    parts = [f"# {experiment.title}", _head(experiment, rows)]
-    records: list[dict[str, Any]] = []
-    for table in (*experiment.tables, _times(rows, experiment.tables[0].across)):
-        values = collect(table, rows)
-        if values:
+    parts = [f"# {experiment.title}", _head(experiment, rows, quick=read_name(folder)[1])]
+    tables = [*experiment.tables, _times(rows, experiment.tables[0].across)]
+    measured = [(table, values) for table in tables if (values := collect(table, rows))]
+    records = [record for table, values in measured for record in to_records(table, values)]
+    if experiment.sections is not None:
+        parts += experiment.sections(rows, folder)
+    else:
+        for table, values in measured:
             parts += [f"## {table.title}", to_markdown(table, values)]
-            records += to_records(table, values)
-    figures = draw_figures(experiment, rows, folder)
-    for name, axes in figures.items():
-        first = np.ravel(axes)[0]
-        path = out / f"{experiment.name}-{name}.png"
-        first.figure.savefig(path, dpi=160)
-        parts.append(f"![{name.replace('-', ' ')}]({path.name})")
+        parts += _save_figures(experiment, rows, folder, out)
     parts += _missing(experiment, rows, quick=read_name(folder)[1])
     page = out / f"{experiment.name}.md"
     write(page, ("\n\n".join(parts) + "\n").encode(), shared=True)
     write(out / f"{experiment.name}.csv", _to_csv(records).encode(), shared=True)
     return page
+
+
+def _save_figures(
+    experiment: Experiment, rows: Sequence[Row], folder: Path, out: Path
+) -> list[str]:
+    """The figures as files, and as Markdown that shows them."""
+    shown = []
+    for name, axes in draw_figures(experiment, rows, folder).items():
+        path = out / f"{experiment.name}-{name}.png"
+        np.ravel(axes)[0].figure.savefig(path, dpi=160)
+        shown.append(f"![{name.replace('-', ' ')}]({path.name})")
+    return shown
 
 
 def label(row: Row, *, samples: bool = True) -> str:
@@ -201,19 +214,20 @@ def _spread(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
     return {"spread": axis}
 
 
-def _head(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _head(experiment: Experiment, rows: Sequence[Row], *, quick: bool) -> str:
     seeds = len({row["seed"] for row in rows})
     timed = [row["cpu_seconds"] for row in rows if "cpu_seconds" in row]
     spent = f"{sum(timed) / 60:.0f} CPU minutes"
     if len(timed) < len(rows):
         # Cells of older versions have none.
         spent += f" in the {len(timed)} that kept their time"
+    command = f"consilience reproduce {experiment.name}{' --quick' * quick}"
     text = (
-        f"Made by `consilience reproduce {experiment.name}` and `consilience report`: "
+        f"Made by `{command}` and `consilience report`: "
         f"{len(rows)} cells, seeds 0 to {seeds - 1}, {spent}. Means over seeds with their "
-        "standard errors, or one seed where there is none; bold is the best in a column. "
-        "*paper* is the paper's protocol, *default* is `cs.fit` with nothing said."
+        "standard errors, or one seed where there is none"
     )
+    text += "." if experiment.sections else f"; {PROTOCOL_NOTE}"
     return f"{text}\n\n{experiment.notes}".strip()
 
 
