@@ -464,6 +464,7 @@ def test_what_a_simulator_returns_is_real_numbers():
     assert made(np.array([1e4000], np.longdouble)).failure.reason == "not finite"
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_runs_brought_along_are_real_numbers_in_native_byte_order():
     theta = {"mu": np.arange(3.0).astype(">f4")}
     sims = cs.Simulations(theta, np.arange(6.0).reshape(3, 2).astype(">f8"))
