@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from consilience.metrics import c2st
 from consilience.tasks.sbibm.registry import TASKS, sbibm_data
@@ -20,13 +21,13 @@ KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_references_have_the_moments_of_the_benchmarks(name):
-    """For all ten observations, in the deviations of their own posterior."""
+def test_references_have_the_marginals_of_the_benchmarks(name):
+    """For all ten observations; by ranks, as slcp's tails leave deviations to chance."""
     problem = sbibm_data(FOLDER, name)
     ours = TASKS[name].reference(jnp.asarray(problem.observations), 10_000, key=KEY)
-    mine, theirs = np.asarray(ours, np.float64), problem.reference.astype(np.float64)
-    assert np.max(np.abs(mine.mean(1) - theirs.mean(1)) / theirs.std(1)) < 0.07
-    assert np.max(np.abs(mine.std(1) / theirs.std(1) - 1)) < 0.1
+    for mine, theirs in zip(np.asarray(ours), problem.reference, strict=True):
+        for a, b in zip(mine.T, theirs.T, strict=True):
+            assert stats.ks_2samp(a, b).statistic < 0.035
 
 
 @pytest.mark.parametrize("name", TASKS)
