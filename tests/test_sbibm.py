@@ -158,8 +158,8 @@ def test_the_glms_prior_penalises_second_differences():
     f = d @ d + np.diag((np.arange(9) / 9) ** 0.5)
     precision = np.block([[np.array([[0.5]]), np.zeros((1, 9))], [np.zeros((9, 1)), f.T @ f]])
     law = stats.multivariate_normal(np.zeros(10), np.linalg.inv(precision))
-    draws = simulate(bernoulli_glm.model(), 50, key=KEY).theta["theta"]
-    found = jax.vmap(lambda t: bernoulli_glm.model().prior.density({"theta": t}))(draws)
+    draws = simulate(bernoulli_glm.TASK.model(), 50, key=KEY).theta["theta"]
+    found = jax.vmap(lambda t: bernoulli_glm.TASK.model().prior.density({"theta": t}))(draws)
     np.testing.assert_allclose(found, law.logpdf(draws), atol=5e-3)
 
 
@@ -194,7 +194,7 @@ def test_the_epidemics_counts_are_binomial():
 
 
 def test_the_epidemics_likelihood_has_gradients_over_the_prior():
-    sims = simulate(sir.model(), 50, key=KEY)
+    sims = simulate(sir.TASK.model(), 50, key=KEY)
     gradients = jax.vmap(jax.grad(sir.log_likelihood))(
         jnp.asarray(sims.theta["theta"]), jnp.asarray(sims.x)
     )
@@ -277,7 +277,7 @@ def exact_posterior(task, x, centre, cov, *, half: slice = slice(0), n: int = 40
 
 
 def test_gaussian_linear_draws_are_the_conjugate_posterior():
-    x = jnp.asarray(gaussian_linear.observations().observations[:2])
+    x = jnp.asarray(gaussian_linear.TASK.observations().observations[:2])
     draws = np.asarray(gaussian_linear.reference(x, 4000, key=KEY), np.float64)
     assert draws.shape == (2, 4000, 10)
     # From precisions: 10 of the prior and 10 of the one datum.
@@ -320,7 +320,7 @@ def test_two_moons_draws_are_cut_by_the_square_and_follow_the_likelihood():
 
 
 def test_slcp_draws_agree_with_importance_sampling_in_one_quadrant():
-    x = jnp.asarray(slcp.observations().observations[0])
+    x = jnp.asarray(slcp.TASK.observations().observations[0])
     draws = np.asarray(slcp.reference(x, 20_000, key=KEY), np.float64)
     assert np.abs(draws).max() <= 3
     for sign in np.sign(draws[:, 2:4]).T:

@@ -19,10 +19,8 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey, Scalar
-from consilience.model.data import Vector
-from consilience.model.model import Model
 from consilience.tasks.sbibm.importance import importance_draws
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task
 
 DIM, STEPS, STIMULUS_SEED = 10, 100, 42
 NEWTON, PROPOSALS, FREEDOM = 50, 2**19, 20.0
@@ -56,21 +54,9 @@ def log_likelihood(theta: Float[Array, "10"], x: Float[Array, "10"]) -> Scalar:
     return x @ theta - jnp.sum(jax.nn.softplus(DESIGN @ theta))
 
 
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """The GLM, with its log-likelihood or without.
-
-    >>> str(model()).splitlines()[-2:]
-    ['  x      (10,), Vector()', '  log-likelihood: given']
-    """
+def prior() -> dist.Distribution:
     covariance = np.linalg.inv(PRECISION)
-    prior = dist.MultivariateNormal(jnp.zeros(DIM), jnp.asarray(covariance, float))
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 4)
+    return dist.MultivariateNormal(jnp.zeros(DIM), jnp.asarray(covariance, float))
 
 
 def reference(
@@ -118,3 +104,6 @@ def _laplace(x: Float[Array, "10"], precision: Float[Array, "10 10"]):
     mode = jax.lax.fori_loop(0, NEWTON, step, jnp.zeros(DIM))
     factor = jnp.linalg.cholesky(curvature(mode)[1])
     return mode, jnp.linalg.inv(factor)
+
+
+TASK = Task(4, prior, simulator, log_likelihood, reference)

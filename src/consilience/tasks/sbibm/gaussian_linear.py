@@ -13,9 +13,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey, Scalar
-from consilience.model.data import Vector
-from consilience.model.model import Model
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task
 
 DIM, VARIANCE = 10, 0.1
 
@@ -28,23 +26,8 @@ def log_likelihood(theta: Float[Array, "10"], x: Float[Array, "10"]) -> Scalar:
     return jnp.sum(dist.Normal(theta, math.sqrt(VARIANCE)).log_prob(x))
 
 
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """The Gaussian, with its log-likelihood or without.
-
-    >>> model(likelihood=False)
-    Model
-      theta  Normal(loc=0, scale=0.316228)
-      x      (10,), Vector()
-      log-likelihood: not given
-    """
-    prior = dist.Normal(0.0, math.sqrt(VARIANCE)).expand([DIM]).to_event(1)
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 0)
+def prior() -> dist.Distribution:
+    return dist.Normal(0.0, math.sqrt(VARIANCE)).expand([DIM]).to_event(1)
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -54,3 +37,6 @@ def reference(
     """Exact posterior draws for one dataset or a batch of them: the closed form."""
     noise = jax.random.normal(key, (*x.shape[:-1], n, DIM))
     return x[..., None, :] / 2 + math.sqrt(VARIANCE / 2) * noise
+
+
+TASK = Task(0, prior, simulator, log_likelihood, reference)

@@ -15,9 +15,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey, Scalar
-from consilience.model.data import Vector
-from consilience.model.model import Model
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task, cube
 
 BOUND, SCALES = 10.0, (1.0, 0.1)
 
@@ -31,25 +29,6 @@ def simulator(key: PRNGKey, theta: Float[Array, "2"]) -> Float[Array, "2"]:
 def log_likelihood(theta: Float[Array, "2"], x: Float[Array, "2"]) -> Scalar:
     each = [jnp.sum(dist.Normal(theta, scale).log_prob(x)) for scale in SCALES]
     return jax.nn.logsumexp(jnp.stack(each)) - math.log(2)
-
-
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """The mixture, with its log-likelihood or without.
-
-    >>> model()
-    Model
-      theta  Uniform(low=-10, high=10)
-      x      (2,), Vector()
-      log-likelihood: given
-    """
-    prior = dist.Uniform(-BOUND, BOUND).expand([2]).to_event(1)
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 1)
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -69,3 +48,6 @@ def reference(
     start, stop = (jnp.take_along_axis(end, chosen[..., None], axis=-2) for end in (low, high))
     noise = jax.random.truncated_normal(k_point, start, stop)
     return x[..., None, :] + scales[chosen] * noise
+
+
+TASK = Task(1, lambda: cube(BOUND, 2), simulator, log_likelihood, reference)

@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,10 @@ from consilience.tasks.sbibm import (
     slcp,
     two_moons,
 )
+from consilience.tasks.sbibm.task import Task
 
-TASKS: dict[str, ModuleType] = {
-    module.__name__.rpartition(".")[2]: module
+TASKS: dict[str, Task] = {
+    module.__name__.rpartition(".")[2]: module.TASK
     for module in (gaussian_linear, gaussian_mixture, two_moons, slcp, bernoulli_glm, sir)
 }
 
@@ -53,6 +53,7 @@ def sbibm_data(folder: str | Path, task: str) -> Problem:
 def _check(problem: Problem, task: str, path: Path):
     """Refuse arrays that are not those of the task."""
     layout = TASKS[task].model().layout
+    assert layout is not None
     (dim_x,), dim = layout.shapes[layout.names[0]], TASKS[task].observations().parameters.shape[1]
     m = len(problem.observations)
     n = problem.reference.shape[1] if problem.reference.ndim == 3 else 0

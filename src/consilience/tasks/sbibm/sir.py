@@ -19,10 +19,9 @@ from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey, Scalar
 from consilience.model.data import Vector
-from consilience.model.model import Model
 from consilience.tasks.grid import grid_sample
 from consilience.tasks.ode import solve
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task
 
 PEOPLE, ASKED, TIMES, EVERY = 1e6, 1000, 10, 17.0
 LOC, SCALE = (math.log(0.4), math.log(1 / 8)), (0.5, 0.2)
@@ -66,23 +65,8 @@ def log_likelihood(theta: Float[Array, "2"], x: Float[Array, "10"]) -> Scalar:
     return jnp.sum(chosen + x * jnp.log(share) + (ASKED - x) * jnp.log1p(-share))
 
 
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """The epidemic, with its log-likelihood or without.
-
-    >>> model()
-    Model
-      theta  LogNormal(loc=[-0.916291, -2.07944], scale=[0.5, 0.2])
-      x      (10,), Vector(counts=True)
-      log-likelihood: given
-    """
-    prior = dist.LogNormal(jnp.array(LOC), jnp.array(SCALE)).to_event(1)
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector(counts=True))
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 5)
+def prior() -> dist.Distribution:
+    return dist.LogNormal(jnp.array(LOC), jnp.array(SCALE)).to_event(1)
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -104,3 +88,6 @@ def reference(
     flat = x.reshape(-1, TIMES)
     draws = jax.lax.map(one, (flat, jax.random.split(key, flat.shape[0])))
     return draws.reshape(*x.shape[:-1], n, 2)
+
+
+TASK = Task(5, prior, simulator, log_likelihood, reference, Vector(counts=True))

@@ -18,14 +18,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey, Scalar
-from consilience.model.data import Vector
-from consilience.model.model import Model
 from consilience.tasks.sbibm.importance import importance_draws
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task, cube
 
 BOUND, POINTS, FLOOR = 3.0, 4, 1e-6
 FREEDOM, PROPOSALS = 2.5, 2**20
@@ -56,25 +53,6 @@ def log_likelihood(theta: Float[Array, "5"], x: Float[Array, "8"]) -> Scalar:
     second = (away[:, 1] - b * first) / c
     squares = jnp.sum(first**2 + second**2)
     return -0.5 * squares - POINTS * (jnp.log(a) + jnp.log(c) + math.log(2 * math.pi))
-
-
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """The task, with its log-likelihood or without.
-
-    >>> model()
-    Model
-      theta  Uniform(low=-3, high=3)
-      x      (8,), Vector()
-      log-likelihood: given
-    """
-    prior = dist.Uniform(-BOUND, BOUND).expand([5]).to_event(1)
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 3)
 
 
 def reference(
@@ -131,3 +109,6 @@ def _propose(x: Float[Array, "8"], key: PRNGKey, n: int):
     log_jacobian = 1.25 * (jnp.log(s11) + jnp.log(s22)) + jnp.log(c2) - jnp.log(s22)
     log_mean = -0.5 * jnp.sum(POINTS * z**2, axis=1) - 0.5 * log_det
     return theta, log_wishart + log_jacobian + log_mean
+
+
+TASK = Task(3, lambda: cube(BOUND, 5), simulator, log_likelihood, reference)

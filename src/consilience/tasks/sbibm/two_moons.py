@@ -14,35 +14,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from consilience.core.types import PRNGKey
-from consilience.model.data import Vector
-from consilience.model.model import Model
-from consilience.tasks.sbibm.observed import Observed, observe
+from consilience.tasks.sbibm.task import Task, cube
 from consilience.tasks.two_moons import exact_sample, log_likelihood, simulator
 
 BOUND, WIDER = 1.0, 6
-
-
-@functools.cache
-def model(*, likelihood: bool = True) -> Model:
-    """Two moons, with its log-likelihood or without.
-
-    >>> model()
-    Model
-      theta  Uniform(low=-1, high=1)
-      x      (2,), Vector()
-      log-likelihood: given
-    """
-    prior = dist.Uniform(-BOUND, BOUND).expand([2]).to_event(1)
-    return Model(prior, simulator, log_likelihood if likelihood else None, data=Vector())
-
-
-def observations() -> Observed:
-    """Ten datasets by the library's own key, for want of the benchmark's files."""
-    return observe(model(), 2)
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -61,3 +39,6 @@ def reference(
     count = jnp.clip(jnp.sum(inside, axis=-1, keepdims=True), 1, n)
     picked = jnp.take_along_axis(first, jnp.arange(n) % count, axis=-1)
     return jnp.take_along_axis(wide, picked[..., None], axis=-2)
+
+
+TASK = Task(2, lambda: cube(BOUND, 2), simulator, log_likelihood, reference)
