@@ -146,12 +146,17 @@ def _check_part(name: str, part: object):
             f"The {name} of SelfConsistency must be a callable object, such as "
             f"{EXAMPLES[name]}, got {part!r}."
         )
+    check_hashable(f"The {name} of SelfConsistency", part)
+
+
+def check_hashable(what: str, part: object):
+    """Refuse a part that would trigger recompilation in every fit."""
     try:
         hash(part)
     except TypeError as error:
         raise TypeError(
-            f"The {name} of SelfConsistency must be hashable, so that an equal one does not "
-            f"trigger recompilation: make {type(part).__name__} a frozen dataclass ({error})."
+            f"{what} must be hashable, so that an equal one does not trigger recompilation: make "
+            f"{type(part).__name__} a frozen dataclass ({error})."
         ) from None
 
 

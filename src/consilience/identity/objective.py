@@ -25,6 +25,7 @@ from consilience.identity.terms import (
     Problem,
     View,
     evaluate,
+    own_key,
 )
 from consilience.model.data import DataSpace
 from consilience.model.spaces import ParameterSpace
@@ -64,8 +65,8 @@ class Objective(eqx.Module):
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The densities whose best epochs are picked together: those that share a term."""
-        tied = self.settings is not None and not self.exact
+        """The densities whose best epochs are picked together: those that may share a term."""
+        tied = (self.settings is not None and not self.exact) or bool(self.more)
         return (
             (("posterior", "likelihood", "prior"),)
             if tied
@@ -105,8 +106,8 @@ class Objective(eqx.Module):
         terms = {term.name: term(view, named.joint) for term in _labelled(networks)}
         if self.atoms is not None:
             terms["posterior"] = AtomicTerm(self.model.prior, self.atoms)(view, named.atoms)
-        for i, term in enumerate(self.more, start=1):
-            terms[term.name] = term(view, jax.random.fold_in(named.atoms, i))
+        for term in self.more:
+            terms[term.name] = term(view, own_key(named.atoms, term.name))
         if self.settings is None:
             return terms, {}
         weight, labels = (schedule(progress) for schedule in self.settings.schedules)

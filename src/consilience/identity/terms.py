@@ -16,6 +16,7 @@ $$\mathcal{L}_\mathrm{APT} = -\log \frac{q_\phi(\theta_1 \mid x) / p(\theta_1)}
 The self-consistency term is the spread of the identity at query datasets (`consistency.py`).
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +28,7 @@ from jaxtyping import Array, Float
 from consilience.core.gradients import only_if
 from consilience.core.types import Flat, PRNGKey, Scalar
 from consilience.identity.batches import Batch, take
-from consilience.identity.consistency import Cached, SelfConsistency, consistency
+from consilience.identity.consistency import Cached, SelfConsistency, check_hashable, consistency
 from consilience.identity.evidence import Joint, make_joint
 from consilience.identity.learned import (
     LearnedPrior,
@@ -154,7 +155,8 @@ class LossTerm(Protocol):
 
     How to write your own: a frozen dataclass, or an Equinox module, with a `name` and a
     `__call__` that gives one number for a batch, to be minimised. It sees the step as a `View`;
-    `key` is a random key of its own. The name is that of its column in `fit.history.terms`.
+    `key` is a random key of its own. The name is that of its column in `fit.history.terms`. The
+    held-out loss, by which epochs are picked, is that of maximum likelihood without this term.
 
     A term that keeps posterior draws away from a wall:
 
@@ -199,6 +201,13 @@ def check_terms(terms: Sequence[LossTerm]):
                 f"{list(TAKEN)}, or of another term, or no text."
             )
         names.append(term.name)
+        if not isinstance(term, eqx.Module):
+            check_hashable(f"The loss term {term.name!r}", term)
+
+
+def own_key(key: PRNGKey, name: str) -> PRNGKey:
+    """The random key of a user's term: by its name, and no key of the library's own."""
+    return jax.random.fold_in(jax.random.fold_in(key, 2**31), zlib.crc32(name.encode()))
 
 
 class PosteriorTerm(eqx.Module):

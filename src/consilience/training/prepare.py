@@ -70,10 +70,14 @@ def build_objective(
             )
         arrays, _ = layout.check(unlabeled, "unlabeled")
         observed = layout.unnamed({name: jnp.asarray(a) for name, a in arrays.items()})
-    if settings is None:
+    if settings is None and not terms:
         # Leave the model out, so that redefining it does not trigger recompilation.
-        owner = model if atoms or terms else None
-        return Objective(owner, parameters, data, atoms=atoms, more=terms)
+        return Objective(model if atoms else None, parameters, data, atoms=atoms)
+    if settings is None:
+        exact = plan.exact
+        return Objective(
+            model, parameters, data, None, exact, atoms=atoms, validity=validity, more=terms
+        )
     if plan.exact:
         check_likelihood(model, simulations)
     spread = data_spread(data, simulations.x, observed)
