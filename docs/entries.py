@@ -2,10 +2,11 @@
 
 A line that opens with a name in quotes and a colon says what that name means: it becomes an
 entry of a list. Examples become code blocks. The shapes of jaxtyping keep their quotes, which
-Griffe would take for those of a forward reference.
+Griffe would take for those of a forward reference, and a module's aliases of them are written out.
 """
 
 import ast
+import copy
 import re
 
 import griffe
@@ -18,8 +19,16 @@ class Entries(griffe.Extension):
     """Makes Markdown of every docstring."""
 
     def on_module_node(self, *, node, agent, **_):
+        shapes = {
+            part.target.id: part.value
+            for part in node.body
+            if isinstance(part, ast.AnnAssign) and _is_shape(part.value)
+        }
         for part in ast.walk(node):
-            if isinstance(part, ast.Subscript) and getattr(part.value, "id", "") in TYPED:
+            if isinstance(part, ast.arg) and getattr(part.annotation, "id", "") in shapes:
+                part.annotation = copy.deepcopy(shapes[part.annotation.id])
+        for part in ast.walk(node):
+            if _is_shape(part):
                 for word in ast.walk(part.slice):
                     if isinstance(word, ast.Constant) and isinstance(word.value, str):
                         word.value = repr(word.value.strip())
@@ -27,6 +36,11 @@ class Entries(griffe.Extension):
     def on_object(self, *, obj, loader, **_):
         if obj.docstring is not None:
             obj.docstring.value = to_markdown(obj.docstring.value)
+
+
+def _is_shape(node) -> bool:
+    """Whether a node of the syntax tree is an array type of jaxtyping."""
+    return isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in TYPED
 
 
 def to_markdown(text: str) -> str:

@@ -11,7 +11,7 @@
 # The messenger RNA of the protein Hes1 rises and falls in cells: eight measurements, half an hour
 # apart ([Silk et al. 2011](https://doi.org/10.1038/ncomms1496)), and a model by three differential
 # equations with four unknown parameters. We pretend that there is nothing but a simulator, and
-# that 512 runs are all we can pay for. The likelihood is learned in tandem with the posterior. As
+# that 512 runs are all we can pay for. The likelihood is learned jointly with the posterior. As
 # a script, `--quick` makes a rough run.
 
 # %%

@@ -48,7 +48,7 @@ print("the same")
 
 @pytest.mark.slow
 def test_eight_devices_give_the_fit_and_the_draws_of_one():
-    """Posterior and likelihood learned in tandem, with unlabelled data."""
+    """Posterior and likelihood learned jointly, with unlabelled data."""
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
     )

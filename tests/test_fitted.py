@@ -38,7 +38,7 @@ def test_blocks_change_no_density_and_repeat_no_draw(named_fit, named_sims, monk
     x = named_sims.x[:7]
     theta = named_fit.sample(x, 30, key=KEY)
     whole = named_fit.log_prob(theta, x)
-    monkeypatch.setattr(blocks, "BLOCK", 16)
+    monkeypatch.setattr(blocks, "DRAWS_AT_ONCE", 16)
     np.testing.assert_allclose(named_fit.log_prob(theta, x), whole, rtol=1e-4, atol=1e-4)
     draws = named_fit.sample(x, 30, key=KEY)["mu"].values
     assert np.isfinite(draws).all()

@@ -163,10 +163,10 @@ def test_the_weights_that_a_page_names_are_those_of_the_library(plans):
     (first, then), (late, full) = usual.schedules, wide.schedules
     assert (late, full) == (cs.Step(0.5, after=0.1), cs.Constant())
     shown = numbers_in(cells("choices.md", "K, λ")[0])
-    expected = [usual.samples, first.before, 100 * first.at, first.after, defaults.WIDE]
+    expected = [usual.samples, first.before, 100 * first.at, first.after, defaults.WIDE_DATA]
     assert shown == [*expected, late.before, late.after]
     shown = [numbers_in(cell) for cell in cells("choices.md", "weight of maximum likelihood")]
-    expected = [then.before, 100 * then.at, then.after, defaults.WIDE, full.value]
+    expected = [then.before, 100 * then.at, then.after, defaults.WIDE_DATA, full.value]
     assert shown == [expected, [cs.Constant().value]]
     jitters = {
         name: plans[name].self_consistency.augmentation for name in ("exact", "vector", "tandem")
@@ -211,20 +211,20 @@ def test_the_likelihoods_that_a_page_names_are_those_of_the_library(plans):
     assert learned[1] == cs.Coupling(cs.Affine(), layers=1, frame=3, df=5.0, l2=5 / 1000)
     inverse = [flow.l2 * 1000 for flow in learned[:2]]
     most = plans["small"].recipe.likelihood.l2
-    assert numbers_in(cell) == pytest.approx([defaults.WIDE, *inverse, most])
+    assert numbers_in(cell) == pytest.approx([defaults.WIDE_DATA, *inverse, most])
 
 
 def length(**said: bool) -> defaults.Length:
-    names = ("consistent", "tandem", "smooth", "many", "unguarded", "patient", "slow")
+    names = ("consistent", "jointly", "smooth", "many", "unguarded", "patient", "slow")
     return defaults._length(**{**dict.fromkeys(names, False), **said})
 
 
 def test_the_steps_that_a_page_names_are_those_of_the_library(plans):
     consistent, alone = (numbers_in(cell) for cell in cells("choices.md", "steps"))
-    usual, tandem = length(consistent=True), length(consistent=True, tandem=True)
-    smooth = length(consistent=True, tandem=True, smooth=True)
-    many = length(consistent=True, tandem=True, many=True)
-    expected = [*usual[:3], tandem.most, tandem.least, *smooth[:3], many.epochs, defaults.WIDE]
+    usual, tandem = length(consistent=True), length(consistent=True, jointly=True)
+    smooth = length(consistent=True, jointly=True, smooth=True)
+    many = length(consistent=True, jointly=True, many=True)
+    expected = [*usual[:3], tandem.most, tandem.least, *smooth[:3], many.epochs, defaults.WIDE_DATA]
     assert consistent == expected
     series, dropped, patient = length(slow=True), length(unguarded=True), length(patient=True)
     assert alone == [length().most, *series[:3], *dropped[:3], patient.most]

@@ -85,7 +85,7 @@ def fit(model, held_out):
 
 def gather(fit, x, simulations, **options) -> findings.Findings:
     settings = {"n": 260, "predictive": 50, "statistics": None, "step": lambda name: None}
-    return findings.gather(fit, x, KEY, simulations, **{**settings, "progress": False, **options})
+    return findings.collect(fit, x, KEY, simulations, **{**settings, "progress": False, **options})
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_a_simulator_outside_jax_without_a_likelihood(fit, bare_figures):
     assert made + lost == 60 and lost > 5
     assert "no log-likelihood, and none was learned" in said["evidence"]
     assert "Log evidence, 95 % interval not known" in said["first"]
-    assert "The identity cannot be asked" in said["verdict"]
+    assert "The identity cannot be evaluated" in said["verdict"]
 
 
 def test_runs_of_the_training_key_are_suspected(fit, held_out, bare_figures):

@@ -115,7 +115,7 @@ def _squares(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n 
 
 
 BLOCKS = 4
-"""A sample against itself in so many blocks of rows: each pair of blocks once, not twice."""
+"""Blocks of rows when a sample is compared with itself: each pair of blocks once, not twice."""
 
 
 @functools.partial(jax.jit, static_argnames="bandwidths")

@@ -164,7 +164,7 @@ def fit(options: argparse.Namespace) -> int:
         reasons = ", ".join(f"{n} {reason}" for reason, n in failed.reasons.items())
         raise InputError(
             f"{len(failed)} of {len(sims)} runs in {options.store} failed ({reasons}): see "
-            f"`consilience status {options.store}`. Mend the simulator, or pass --drop-invalid: a "
+            f"`consilience status {options.store}`. Fix the simulator, or pass --drop-invalid: a "
             "fit of the rest takes into account how often runs fail at which parameters."
         )
     result = train.fit(

@@ -38,7 +38,7 @@ def replicate(tree, mesh: Mesh | None):
     return eqx.combine(jax.device_put(arrays, NamedSharding(mesh, PartitionSpec())), rest)
 
 
-def gather(tree, mesh: Mesh | None):
+def to_one_device(tree, mesh: Mesh | None):
     """Arrays back on one device."""
     return tree if mesh is None else replicate(tree, Mesh(mesh.devices[:1], (AXIS,)))
 

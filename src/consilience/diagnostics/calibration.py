@@ -99,8 +99,8 @@ def calibrate(
 ) -> Calibration:
     """Simulation-based calibration of a fit, from `n` new simulations of a model.
 
-    `model`: the fit's own if not said. `simulations`: runs that the fit has not seen, in
-    place of new ones. `draws`: posterior draws for each.
+    `model`: by default the fit's own. `simulations`: runs that the fit has not seen, in place
+    of new ones. `draws`: the number of posterior draws at each run.
     `quantities`: named functions of (theta, x) in JAX, ranked beside the parameters; theta
     as the model's own functions get it.
 
@@ -193,7 +193,7 @@ def _evaluate(model: Model, quantity: Callable, name: str, truth, theta, x):
 
 
 def rank_table(ranks: dict[str, np.ndarray], draws: int) -> xr.Dataset:
-    """The table of a `Calibration`, from the ranks of each quantity among so many draws."""
+    """The table of a `Calibration`, from the ranks of each quantity among `draws` draws."""
     names, every = list(ranks), np.stack(list(ranks.values()))
     n = every.shape[1]
     # In between ranks, where the uniform distribution of ranks has no steps to doubt.

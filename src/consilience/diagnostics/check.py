@@ -1,9 +1,9 @@
 """How far to trust the posterior of one observation.
 
 Four questions. Is the observation like the simulations that the fit was made from? Do the
-values of the identity agree there? Can importance weights mend what they do not agree on?
-Do data simulated at the posterior look like the observation? And one answer that can be
-acted on.
+values of the identity agree there? Can importance weights correct the draws if
+they do not? Do data simulated at the posterior look like the observation? The answers give
+one verdict, which says what to do.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ Arrays = dict[str, Any]
 
 RARE = 0.01
 """Below this p-value an observation is not like the simulations, or like its predictions."""
-WIDE = 1.0
+WIDE_SPREAD = 1.0
 """Above this spread of the identity, in nats, draws are worth correcting."""
 HEAVY = 0.7
 """From this Pareto k-hat on, importance weights say nothing (Vehtari et al. 2024)."""
 FEW = 0.05
 """Below this share of effective draws, correcting leaves too few."""
 
-BLOCK = 256
+DATASETS_AT_ONCE = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,11 +87,13 @@ class Check:
             f"effective draws {number('ess')} of {t.attrs['draws']}"
         )
         predictions = f"p = {number('predictive')} ({t['statistic'].item()})"
+        if np.isnan(t["predictive"]):
+            predictions = "not simulated"
         return (
             f"Check: {self.verdict}\n  {t['reason'].item()}\n"
             f"  typical of the simulations: p = {number('typical')}\n"
             f"  identity: {'not known' if np.isnan(t['spread']) else identity}\n"
-            f"  posterior predictions: {'not asked' if np.isnan(t['predictive']) else predictions}"
+            f"  posterior predictions: {predictions}"
         )
 
     def _repr_html_(self) -> str:
@@ -138,7 +140,7 @@ def check(
         table |= {name: found[name].values for name in ("spread", "pareto_k", "ess")}
     else:
         table |= {name: np.full(m, np.nan) for name in ("spread", "pareto_k", "ess")}
-    p_values, names, predictions = np.full(m, np.nan), np.full(m, "not asked", object), None
+    p_values, names, predictions = np.full(m, np.nan), np.full(m, "not simulated", object), None
     if predictive:
         for i in range(m):
             one, use = _entry(arrays, slice(i, i + 1)), weighed and table["pareto_k"][i] < HEAVY
@@ -179,8 +181,8 @@ def _judge(row: dict[str, Any], draws: int, weighed: bool, learned: bool) -> tup
             return MODEL, f"{unlike}, and {limit}."
         return AS_IS, f"The observation is like the simulations; {limit}."
     heavy = not row["pareto_k"] < HEAVY
-    # Where nearly all values agree, weights have nothing to mend, and k judges far tails alone.
-    if not row["spread"] <= WIDE and (heavy or row["ess"] < FEW * draws):
+    # Where nearly all values agree, weights have nothing to correct, and k judges far tails alone.
+    if not row["spread"] <= WIDE_SPREAD and (heavy or row["ess"] < FEW * draws):
         why = (
             f"The learned posterior misses the true one: importance weights fail (Pareto k "
             f"{row['pareto_k']:.2f}, {row['ess']:.0f} effective draws of {draws})"
@@ -188,8 +190,8 @@ def _judge(row: dict[str, Any], draws: int, weighed: bool, learned: bool) -> tup
         return MCMC, f"{why}." if not strange else f"{why}. {like}."
     if misfit:
         return MODEL, f"{unlike}. MCMC on the same model would not change that."
-    if row["spread"] > WIDE:
-        why = f"The identity's values differ by {row['spread']:.2f} nats; weights can mend that"
+    if row["spread"] > WIDE_SPREAD:
+        why = f"The identity's values differ by {row['spread']:.2f} nats; weights can correct that"
         return CORRECTED, f"{why}." if not strange else f"{why}. {like}."
     if strange:
         return CORRECTED, f"{like}, but the identity's values agree."
@@ -222,7 +224,7 @@ def _typical(fit: Fit, x: Data, held_out: Data) -> np.ndarray:
 @compiled
 def _summaries(posterior: Posterior, x: Data):
     each = lambda x: posterior.summary(posterior.data.standardise(x))  # noqa: E731
-    return jax.lax.map(each, x, batch_size=BLOCK)
+    return jax.lax.map(each, x, batch_size=DATASETS_AT_ONCE)
 
 
 def _predict(fit: Fit, x: Data, n: int, key: PRNGKey, corrected: bool) -> Data:

@@ -10,7 +10,7 @@ from consilience.identity.learned import Likelihood
 from consilience.posterior.fit import Fit
 from consilience.simulation.simulations import Simulations
 
-BLOCK = 256
+DATASETS_AT_ONCE = 256
 
 
 def score(
@@ -63,4 +63,4 @@ def score(
 @compiled
 def _log_likelihood(likelihood: Likelihood, theta: Theta, x: Data):
     each = lambda pair: likelihood.log_prob(*pair)  # noqa: E731
-    return jax.lax.map(each, (theta, x), batch_size=BLOCK)
+    return jax.lax.map(each, (theta, x), batch_size=DATASETS_AT_ONCE)

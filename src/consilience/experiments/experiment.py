@@ -31,7 +31,7 @@ from consilience.posterior.fit import Fit
 from consilience.simulation.simulate import simulate
 from consilience.simulation.simulations import Simulations
 
-DRAWS, RANK_DRAWS, SHOWN = 1000, 199, 500
+POSTERIOR_DRAWS, RANK_DRAWS, SHOWN = 1000, 199, 500
 TEST_KEY, EXACT_KEY = 10_000, 20_000
 NAME_FILE = "experiment.txt"
 
@@ -160,7 +160,7 @@ def test_set(model: Model, n: int) -> Simulations:
     return simulate(model, n, key=jax.random.key(TEST_KEY))
 
 
-def draw(fit: Fit, x: Data, seed: int, n: int = DRAWS) -> dict[str, np.ndarray]:
+def draw(fit: Fit, x: Data, seed: int, n: int = POSTERIOR_DRAWS) -> dict[str, np.ndarray]:
     """Posterior draws by parameter, (datasets, n, ...)."""
     drawn = fit.sample(x, n, key=jax.random.key(seed))
     return {str(name): values.values[:, 0] for name, values in drawn.items()}

@@ -42,21 +42,21 @@ def problem(tests: int):
 
 def settings(cell: Cell) -> dict[str, Any]:
     """The arguments of `fit` for a cell."""
-    consistent, tandem = cell.samples > 0, "NPLE" in cell.method
+    consistent, jointly = cell.samples > 0, "NPLE" in cell.method
     chosen: dict[str, Any] = {}
     if not consistent:
         chosen["self_consistency"] = False
     elif cell.protocol == "default":
-        chosen["self_consistency"] = SelfConsistency(cell.samples, exact=not tandem)
+        chosen["self_consistency"] = SelfConsistency(cell.samples, exact=not jointly)
     else:
-        warm_up = Step((20 if tandem else 5) / gmm.PAPER_EPOCHS)
-        chosen["self_consistency"] = published_loss(cell.samples, warm_up, exact=not tandem)
+        warm_up = Step((20 if jointly else 5) / gmm.PAPER_EPOCHS)
+        chosen["self_consistency"] = published_loss(cell.samples, warm_up, exact=not jointly)
     if cell.protocol == "paper":
         chosen["posterior"] = CONSISTENT if consistent else gmm.PAPER_POSTERIOR
         chosen["summary"] = gmm.PAPER_SUMMARY
         chosen["epochs"], chosen["batch_size"] = gmm.PAPER_EPOCHS, gmm.PAPER_BATCH
-        chosen["likelihood"] = gmm.PAPER_POSTERIOR if tandem else None
-    elif tandem and not consistent:
+        chosen["likelihood"] = gmm.PAPER_POSTERIOR if jointly else None
+    elif jointly and not consistent:
         chosen["likelihood"] = True
     return chosen
 

@@ -41,17 +41,17 @@ def problem(folder: Path, tests: int):
 
 def settings(cell: Cell, quick: bool) -> dict[str, Any]:
     """The arguments of `fit` for a cell."""
-    consistent, tandem = cell.samples > 0, "NPLE" in cell.method
+    consistent, jointly = cell.samples > 0, "NPLE" in cell.method
     if cell.protocol == "default":
         if consistent:
             return {"self_consistency": SelfConsistency(cell.samples)}
-        return {"self_consistency": False, "likelihood": tandem}
+        return {"self_consistency": False, "likelihood": jointly}
     epochs = 3 if quick else EPOCHS
     loss = published_loss(cell.samples, Step(2 / epochs, after=0.1), limit=SelfConsistency.limit)
     return {
         "self_consistency": loss if consistent else False,
         "posterior": FLOW,
-        "likelihood": FLOW if tandem else None,
+        "likelihood": FLOW if jointly else None,
         "epochs": epochs,
         "batch_size": BATCH,
         "validation": 0.0,

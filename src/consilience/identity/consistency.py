@@ -42,26 +42,27 @@ class SelfConsistency:
     maximum_likelihood=Constant(), criterion=Variance(), augmentation=None, limit=None)`.
 
     `samples`: K, the values of theta for each dataset; the training theta is one of them.
-    `weight`: lambda over training; zero at first, since a new posterior proposes nonsense. By
-    default 1 after the first 15 %; where a likelihood of more than 20 numbers is learned, a
-    tenth from half of training on.
+    `weight`: lambda over training. It starts at zero, since an untrained posterior proposes
+    useless theta. By default it is 1 after the first 15 % of training; with a learned likelihood
+    of data of more than 20 values, it is 0 in the first half of training and 0.1 in the second.
     `maximum_likelihood`: the weight of the posterior's maximum-likelihood term over training.
-    Turned down to a tenth after the warm-up, as by default, it keeps the posterior on all modes
-    and no longer overfits the few labels. Beside a learned likelihood of more than 20 numbers it
-    stays 1: parameters that so many numbers pin down are told better by the labels.
-    `limit`: datasets whose loss comes near it, in squared nats, count less, and maximum
-    likelihood counts more in their place: where a likelihood is so sharp that the values of
-    the identity are far apart, labels are the better guide. None for no limit.
-    `proposal`: where theta come from.
-    `criterion`: the measure of spread; draws are weighted by the evidence at them where the
-    likelihood is exact and the data are not a set, except in atomic rounds.
-    `augmentation`: makes query datasets from the simulated ones; None takes those themselves.
-    `exact`: take the model's own log-likelihood (True) or the learned one (False); by
-    default the model's own if it has one.
+    By default it falls to 0.1 after the warm-up: enough to keep the posterior on all modes
+    without overfitting few simulated pairs. With a learned likelihood of data of more than 20
+    values it stays 1: simulated pairs then determine the parameters better than that likelihood.
+    `limit`: a bound on the loss of a dataset, in squared nats. Datasets near it count less, and
+    the maximum-likelihood term counts more in their place: if a likelihood is so sharp that the
+    identity's values are far apart, simulated pairs are the better guide. None for no limit.
+    `proposal`: the distribution that theta are drawn from.
+    `criterion`: the measure of spread. By default draws are weighted by the evidence at them if
+    the likelihood is exact and the data are not a set, except in atomic rounds.
+    `augmentation`: makes the query datasets from simulated ones; with None, the simulated
+    datasets are the query datasets.
+    `exact`: use the model's own log-likelihood (True) or the learned one (False); by default
+    the model's own if it has one.
     `gradient`: "both" trains a learned likelihood by this loss too, "posterior" does not.
-    `unlabeled_weight`: the weight of unlabelled data beside simulated ones.
-    `unlabeled_batch`: how many unlabelled datasets a step takes; by default as many as
-    simulated ones, or all there are.
+    `unlabeled_weight`: the weight of unlabelled datasets relative to simulated ones.
+    `unlabeled_batch`: the number of unlabelled datasets in a step; by default the number of
+    simulated ones, or all if there are fewer.
     """
 
     samples: int = 10

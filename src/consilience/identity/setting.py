@@ -1,4 +1,4 @@
-"""What the parts of the self-consistency loss may adapt to, and how they are asked to."""
+"""What the parts of the self-consistency loss may adapt to, and how they do it."""
 
 from typing import Any, NamedTuple, TypeVar
 

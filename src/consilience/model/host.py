@@ -71,8 +71,9 @@ RETURNED = "What log_likelihood(theta, x) returns"
 class OnHost:
     """A log-likelihood in plain Python: `(theta, x) -> number`.
 
-    `batched`: the function takes `theta` and `x` with an equal leading axis and returns an
-    array of as many numbers. One call then serves a whole batch: write it so if you can.
+    `batched`: the function takes `theta` and `x` with the same leading axis and returns an array
+    with one value per entry of that axis. A single call then evaluates a whole batch:
+    prefer this form if you can.
 
     >>> from scipy import stats
     >>> OnHost(lambda theta, x: stats.norm.logpdf(x, theta, 1.0).sum())  # doctest: +ELLIPSIS

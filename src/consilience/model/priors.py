@@ -29,7 +29,7 @@ BARE = "theta"
 """The name of the only parameter, where the prior is one distribution without a name."""
 
 
-DRAWS = 4
+COMPARED_DRAWS = 4
 """Draws that tell priors apart which can only be sampled."""
 
 
@@ -107,7 +107,7 @@ class Prior(eqx.Module):
         return fingerprint({"names": self.names, "prior": made_of}, self._draws)
 
     def _draws(self) -> list[Theta]:
-        return [self.draw(jax.random.key(i, impl="threefry2x32")) for i in range(DRAWS)]
+        return [self.draw(jax.random.key(i, impl="threefry2x32")) for i in range(COMPARED_DRAWS)]
 
     def differs_from(self, texts: Mapping[str, str] | None, held: str | None) -> bool:
         """Whether a description kept in a file, by text and by fingerprint, is of another prior.

@@ -13,7 +13,7 @@ from numpyro.distributions.constraints import Constraint
 from consilience.core.types import PRNGKey, Theta
 from consilience.model.fingerprint import describe
 
-DRAWS = 4
+CHECKED_DRAWS = 4
 """Draws of a prior that are looked at."""
 
 
@@ -75,8 +75,8 @@ CENSORED = _there(
 
 def check_draws(part: dist.Distribution, name: str):
     """Refuse a distribution of one value, or of which no draw is finite and in its support."""
-    value = part.sample(jax.random.key(0), (DRAWS,))
-    rows = lambda array: jnp.reshape(array, (DRAWS, -1)).all(axis=1)  # noqa: E731
+    value = part.sample(jax.random.key(0), (CHECKED_DRAWS,))
+    rows = lambda array: jnp.reshape(array, (CHECKED_DRAWS, -1)).all(axis=1)  # noqa: E731
     good = rows(jnp.isfinite(value)) & rows(part.support(value))
     if isinstance(good, jax.core.Tracer):
         return
@@ -105,7 +105,7 @@ def _has_no_width(support: Constraint) -> bool:
 
 def check_implicit(draw: Callable[[PRNGKey], Theta], support: Mapping[str, Constraint]):
     """Refuse a parameter of which no draw is finite and in its support."""
-    draws = [draw(jax.random.key(i)) for i in range(DRAWS)]
+    draws = [draw(jax.random.key(i)) for i in range(CHECKED_DRAWS)]
     for name, part in support.items():
         values = [jnp.asarray(one[name]) for one in draws]
         good = [jnp.all(jnp.isfinite(value) & jnp.all(part(value))) for value in values]

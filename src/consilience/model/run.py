@@ -163,7 +163,7 @@ class _NoTimer(BaseException):
 
 @contextlib.contextmanager
 def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Stop what runs inside after so many seconds, by a signal."""
+    """Stop the code inside after `seconds`, by a signal."""
     if seconds is None:
         yield
         return

@@ -26,26 +26,26 @@ FAR = 5.0
 Values = Float[Array, "d n"]
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What is fixed when a flow is built: the transform, and the hidden layers' activation."""
 
     transform: CouplingTransform
     activation: Callable
 
 
-class Dense(NamedTuple):
+class LayerWeights(NamedTuple):
     weight: Float[Array, "*steps out in"]
     bias: Float[Array, "*steps out"]
 
 
-class Weights(NamedTuple):
+class StepWeights(NamedTuple):
     """The weights of one step, or, along a leading axis, of all."""
 
     log_scale: Float[Array, "*steps d"]
     shift: Float[Array, "*steps d"]
     matrix: Float[Array, "*steps d d"]
     first: Float[Array, "*steps width half"]
-    layers: tuple[Dense, ...]
+    layers: tuple[LayerWeights, ...]
 
 
 class Record(NamedTuple):
@@ -61,7 +61,7 @@ class Record(NamedTuple):
     transform: Any
 
 
-def run_forward(kind: Kind, weights: Weights, context, value: Values, kept=None):
+def run_forward(kind: StepKind, weights: StepWeights, context, value: Values, kept=None):
     """The map to the base, its log-determinant, and the record of all steps.
 
     `kept`: the share of each hidden unit that dropout keeps, `(steps, layers, width, n)`.
@@ -83,7 +83,7 @@ def run_forward(kind: Kind, weights: Weights, context, value: Values, kept=None)
     return z, total, records
 
 
-def run_inverse(kind: Kind, weights: Weights, context, z: Values, *, record: bool):
+def run_inverse(kind: StepKind, weights: StepWeights, context, z: Values, *, record: bool):
     """The map from the base, its log-determinant, and the record of the way back.
 
     Without a record it can be differentiated.
@@ -111,7 +111,9 @@ def run_inverse(kind: Kind, weights: Weights, context, z: Values, *, record: boo
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def replay(kind: Kind, weights: Weights, context, value: Values, kept, seen, records: Record):
+def replay(
+    kind: StepKind, weights: StepWeights, context, value: Values, kept, seen, records: Record
+):
     """The map to the base and its log-determinant, `seen` before: only their derivative is new."""
     return seen
 
@@ -141,7 +143,7 @@ def _near(value):
     return jnp.clip(value, -FAR, FAR)
 
 
-def _condition(kind: Kind, w: Weights, context, value, kept):
+def _condition(kind: StepKind, w: StepWeights, context, value, kept):
     """The raw parameters of the transform, and the hidden layers before their activation."""
     hidden = w.first @ _near(value) + context
     every = []
@@ -154,7 +156,7 @@ def _condition(kind: Kind, w: Weights, context, value, kept):
     return hidden.reshape(kind.transform.n_raw, -1, value.shape[1]), tuple(every)
 
 
-def _step_bwd(kind: Kind, w: Weights, kept, record: Record, grad, grad_log_det):
+def _step_bwd(kind: StepKind, w: StepWeights, kept, record: Record, grad, grad_log_det):
     """The derivative of one step, for the value, the weights and the context."""
     n = record.mixed.shape[0] // 2
     each_log_det = jnp.broadcast_to(grad_log_det, grad[n:].shape)
@@ -168,7 +170,7 @@ def _step_bwd(kind: Kind, w: Weights, kept, record: Record, grad, grad_log_det):
     for i, layer in reversed(list(enumerate(w.layers))):
         h, pull = jax.vjp(kind.activation, record.hidden[i])
         h = h if kept is None else h * kept[i]
-        layers.append(Dense(delta @ h.T, delta @ ones))
+        layers.append(LayerWeights(delta @ h.T, delta @ ones))
         delta = layer.weight.T @ delta
         (delta,) = pull(delta if kept is None else delta * kept[i])
     half = record.mixed[:n]
@@ -178,7 +180,7 @@ def _step_bwd(kind: Kind, w: Weights, kept, record: Record, grad, grad_log_det):
     scale = jnp.exp(w.log_scale)[:, None]
     scaled = record.before * scale
     grad_scaled = w.matrix.T @ grad_mixed
-    grads = Weights(
+    grads = StepWeights(
         log_scale=jnp.sum(grad_scaled * scaled, axis=1) + jnp.sum(grad_log_det),
         shift=jnp.sum(grad_scaled, axis=1),
         matrix=grad_mixed @ (scaled + w.shift[:, None]).T,

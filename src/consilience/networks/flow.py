@@ -29,7 +29,14 @@ from jaxtyping import Array, Float
 from consilience.core.compiling import on_device
 from consilience.core.types import Flat, PRNGKey, Scalar
 from consilience.networks.base import Numbers, Vectors, base_log_prob, base_sample
-from consilience.networks.coupling import Dense, Kind, Weights, replay, run_forward, run_inverse
+from consilience.networks.coupling import (
+    LayerWeights,
+    StepKind,
+    StepWeights,
+    replay,
+    run_forward,
+    run_inverse,
+)
 from consilience.networks.density import BatchedDensity, Dropout
 from consilience.networks.layers import Linear, Mixing, activation, generator
 from consilience.networks.transforms import CouplingTransform, Spline
@@ -123,7 +130,7 @@ class Conditioner(eqx.Module):
         self.out = Linear(n, spec.transform.n_raw * n_out, rng, scale=0.1)
 
 
-class Step(eqx.Module):
+class CouplingStep(eqx.Module):
     """Normalise, mix, then transform the last half of the coordinates by the first."""
 
     log_scale: Flat
@@ -136,16 +143,16 @@ class Step(eqx.Module):
             spec, rng, n_in=dim // 2, n_out=dim - dim // 2, condition=condition
         )
 
-    def weights(self, matrix: Float[Array, "d d"]) -> Weights:
+    def weights(self, matrix: Float[Array, "d d"]) -> StepWeights:
         net = self.conditioner
-        layers = tuple(Dense(layer.matrix(), layer.bias) for layer in (*net.hidden, net.out))
-        return Weights(self.log_scale, self.shift, matrix, net.from_value.matrix(), layers)
+        layers = tuple(LayerWeights(layer.matrix(), layer.bias) for layer in (*net.hidden, net.out))
+        return StepWeights(self.log_scale, self.shift, matrix, net.from_value.matrix(), layers)
 
     def context(self, condition: Flat) -> Flat:
         return self.conditioner.from_condition(condition) + self.conditioner.from_value.bias
 
 
-class Context(NamedTuple):
+class FlowContext(NamedTuple):
     """What a flow needs of a condition, to be shared by all values under it."""
 
     shift: Float[Array, "*conditions d"]
@@ -166,7 +173,7 @@ class Flow(BatchedDensity):
 
     frame: Linear
     curve: tuple[Linear, ...]
-    steps: Step
+    steps: CouplingStep
     mixing: Mixing
     spec: Coupling = eqx.field(static=True)
     dim: int = eqx.field(static=True)
@@ -174,7 +181,9 @@ class Flow(BatchedDensity):
     def __init__(self, spec: Coupling, rng: np.random.Generator, *, dim: int, condition: int):
         if dim < 1:
             raise ValueError(f"A flow needs at least one dimension, got {dim}.")
-        steps = [Step(spec, rng, dim=dim, condition=condition) for _ in range(2 * spec.layers)]
+        steps = [
+            CouplingStep(spec, rng, dim=dim, condition=condition) for _ in range(2 * spec.layers)
+        ]
         stack = lambda *parts: on_device(np.stack(parts))  # noqa: E731
         self.steps = jax.tree.map(stack, *steps)
         self.frame = Linear(condition, 2 * dim, rng, scale=0.0)
@@ -183,7 +192,7 @@ class Flow(BatchedDensity):
         self.spec = spec
         self.dim = dim
 
-    def prepare(self, condition: Flat) -> Context:
+    def prepare(self, condition: Flat) -> FlowContext:
         """What the flow needs of one condition, to be shared by all values under it."""
         framed, hidden = self.frame(condition), condition
         if self.curve:
@@ -194,9 +203,11 @@ class Flow(BatchedDensity):
         shift, raw = jnp.split(framed, 2)
         log_scale = MAX_LOG_SCALE * jnp.tanh(raw / MAX_LOG_SCALE)
         steps = eqx.filter_vmap(lambda step: step.context(condition))(self.steps)
-        return Context(shift, log_scale, steps)
+        return FlowContext(shift, log_scale, steps)
 
-    def log_prob(self, value: Vectors, context: Context, dropout: Dropout | None = None) -> Numbers:
+    def log_prob(
+        self, value: Vectors, context: FlowContext, dropout: Dropout | None = None
+    ) -> Numbers:
         """The log densities of values, with dropout where it is given."""
         z, log_det = self.to_base(value, context, dropout)
         return base_log_prob(z, self.spec.df) + log_det
@@ -211,21 +222,21 @@ class Flow(BatchedDensity):
         return base_sample(key, (*shape, self.dim), self.spec.df)
 
     def sample(
-        self, key: PRNGKey, context: Context, shape: tuple[int, ...] = ()
+        self, key: PRNGKey, context: FlowContext, shape: tuple[int, ...] = ()
     ) -> tuple[Vectors, Numbers]:
         """Draws of this shape under each condition, and their log densities, as `draw`."""
         return self.draw(self.noise(key, (*context.shift.shape[:-1], *shape)), context)
 
-    def starts(self, key: PRNGKey, context: Context, n: int) -> tuple[Vectors, Numbers]:
+    def starts(self, key: PRNGKey, context: FlowContext, n: int) -> tuple[Vectors, Numbers]:
         """Points of the base, where Markov chains run, and their log densities there."""
         z = self.noise(key, (*context.shift.shape[:-1], n))
         return z, base_log_prob(z, self.spec.df)
 
-    def values(self, z: Vectors, context: Context) -> Vectors:
+    def values(self, z: Vectors, context: FlowContext) -> Vectors:
         """The values of points in the base; can be differentiated."""
         return self.from_base(z, context)[0]
 
-    def draw(self, z: Vectors, context: Context) -> tuple[Vectors, Numbers]:
+    def draw(self, z: Vectors, context: FlowContext) -> tuple[Vectors, Numbers]:
         """The values of points in the base, and their log densities.
 
         To differentiation the values are constants, and the log densities are those at
@@ -244,7 +255,7 @@ class Flow(BatchedDensity):
         return value, base_log_prob(z, self.spec.df) + _less_frame(log_det, context)
 
     def to_base(
-        self, value: Vectors, context: Context, dropout: Dropout | None = None
+        self, value: Vectors, context: FlowContext, dropout: Dropout | None = None
     ) -> tuple[Vectors, Numbers]:
         """The map to the base and its log-determinant, with dropout as in `log_prob`."""
         kind, weights, columns = self._kind, self._weights(), _Columns(context, value)
@@ -259,7 +270,7 @@ class Flow(BatchedDensity):
         z, log_det = replay(kind, weights, columns.steps, framed, kept, tuple(seen), records)
         return columns.gather(z), _less_frame(columns.gather(log_det), context)
 
-    def from_base(self, z: Vectors, context: Context) -> tuple[Vectors, Numbers]:
+    def from_base(self, z: Vectors, context: FlowContext) -> tuple[Vectors, Numbers]:
         """The map from the base and its log-determinant."""
         columns = _Columns(context, z)
         value, log_det, _ = run_inverse(
@@ -269,11 +280,11 @@ class Flow(BatchedDensity):
         return value, -_less_frame(-columns.gather(log_det), context)
 
     @property
-    def _kind(self) -> Kind:
-        return Kind(self.spec.transform, activation(self.spec.activation))
+    def _kind(self) -> StepKind:
+        return StepKind(self.spec.transform, activation(self.spec.activation))
 
-    def _weights(self) -> Weights:
-        return eqx.filter_vmap(Step.weights)(self.steps, self.mixing.matrices())
+    def _weights(self) -> StepWeights:
+        return eqx.filter_vmap(CouplingStep.weights)(self.steps, self.mixing.matrices())
 
     def _kept(self, key: PRNGKey, n: int) -> Float[Array, "steps layers width n"]:
         # Eight bits a unit: four times fewer random numbers than a uniform draw takes.
@@ -303,7 +314,7 @@ def _curve(
 class _Columns:
     """Between arrays with features behind, and the columns that steps work on."""
 
-    def __init__(self, context: Context, value: Vectors):
+    def __init__(self, context: FlowContext, value: Vectors):
         lead = context.shift.shape[:-1]
         if value.shape[: len(lead)] != lead:
             raise ValueError(
@@ -328,14 +339,14 @@ def _like(part: Float[Array, "*conditions d"], value: Vectors) -> Array:
     return part.reshape(*part.shape[:-1], *(1,) * more, part.shape[-1])
 
 
-def _into_frame(value: Vectors, context: Context) -> Vectors:
+def _into_frame(value: Vectors, context: FlowContext) -> Vectors:
     return (value - _like(context.shift, value)) * jnp.exp(-_like(context.log_scale, value))
 
 
-def _out_of_frame(value: Vectors, context: Context) -> Vectors:
+def _out_of_frame(value: Vectors, context: FlowContext) -> Vectors:
     return value * jnp.exp(_like(context.log_scale, value)) + _like(context.shift, value)
 
 
-def _less_frame(log_det: Numbers, context: Context) -> Numbers:
+def _less_frame(log_det: Numbers, context: FlowContext) -> Numbers:
     scale = jnp.sum(context.log_scale, axis=-1)
     return log_det - scale.reshape(*scale.shape, *(1,) * (log_det.ndim - scale.ndim))

@@ -221,7 +221,7 @@ def _softmax(logits: Float[Array, "bins *d"]) -> _Shares:
 
 
 def _find_bin(inverse, value, raw):
-    # XLA computes cheap operations anew in every loop that reads them, and compiles them as
+    # XLA computes cheap operations again in every loop that reads them, and compiles them as
     # often, but not sums over an axis, quotients and tanh: what is read often ends in these.
     bins = (raw.shape[0] + 1) // 3
     shares = _softmax(raw[:bins]), _softmax(raw[bins : 2 * bins])

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-BLOCK = 4096
+DRAWS_AT_ONCE = 4096
 """Parameter vectors that go through a flow at once: fits a CPU's cache."""
 
 
@@ -16,9 +16,9 @@ def blocks(m: int, n: int, share: int) -> Iterator[tuple[np.ndarray, np.ndarray]
     Sizes are powers of two, or one dataset: requests of many sizes share few shapes. Draws
     can be shared out evenly among `share` devices.
     """
-    columns = min(BLOCK, 1 << max(4, (n - 1).bit_length())) if n else 1
+    columns = min(DRAWS_AT_ONCE, 1 << max(4, (n - 1).bit_length())) if n else 1
     columns = -(-columns // share) * share
-    rows = 1 if m == 1 else max(1, min(BLOCK // columns, 1 << (m - 1).bit_length()))
+    rows = 1 if m == 1 else max(1, min(DRAWS_AT_ONCE // columns, 1 << (m - 1).bit_length()))
     for i in range(0, m, rows):
         for j in range(0, n, columns):
             yield np.arange(i, i + rows), np.arange(j, j + columns)

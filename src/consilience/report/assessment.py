@@ -65,7 +65,7 @@ def calibration(found: Findings) -> Html:
         [
             text(
                 f"The rank of the true parameters among {judged.attrs['draws']} posterior draws is "
-                f"uniform if posteriors are right. Asked at {_runs(found)}. {said}"
+                f"uniform if posteriors are right. Evaluated at {_runs(found)}. {said}"
             ),
             *_same_key(found),
             figure(

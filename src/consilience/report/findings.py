@@ -23,7 +23,7 @@ from consilience.simulation.check import check_simulations
 from consilience.simulation.simulate import simulate
 from consilience.simulation.simulations import Simulations
 
-DRAWS = 199
+DRAWS_PER_RUN = 199
 """Posterior draws at each held-out run."""
 
 SHOWN = 2000
@@ -56,7 +56,7 @@ class Findings:
     draws: xr.Dataset | None = None
 
 
-def gather(
+def collect(
     fit: Fit,
     x: Data | None,
     key: PRNGKey,
@@ -78,7 +78,7 @@ def gather(
     if short or held_out is None:
         missing |= {"calibration": short, "recovery": short}
     else:
-        made["drawn"] = fit.sample(held_out.x, DRAWS, key=k_draw)
+        made["drawn"] = fit.sample(held_out.x, DRAWS_PER_RUN, key=k_draw)
         made["calibration"] = calibrate_draws(
             fit, held_out, made["drawn"], {}, key=k_ties, invalid=invalid
         )
@@ -139,7 +139,7 @@ def _held_out(
 
 
 def _too_few(held_out: Simulations | None, invalid: int, least: int) -> str:
-    """Why so many held-out runs are not there; empty if they are."""
+    """Why there are fewer than `least` held-out runs; empty if there are enough."""
     if held_out is None:
         return (
             "The model has no simulator to make new runs with, and no held-out runs were given: "

@@ -10,7 +10,7 @@ from consilience.core.arrays import finite_rows
 from consilience.core.html import Html, element, joined
 from consilience.core.labels import components
 from consilience.core.panels import stacked
-from consilience.diagnostics.check import FEW, HEAVY, RARE, WIDE
+from consilience.diagnostics.check import FEW, HEAVY, RARE, WIDE_SPREAD
 from consilience.diagnostics.verdicts import AS_IS, CORRECTED
 from consilience.model.data import Layout
 from consilience.report.findings import Findings
@@ -179,9 +179,9 @@ def reasons(found: Findings) -> Html:
             (
                 "Do the identity's values agree?",
                 f"within {value('spread')} nats",
-                f"{number(WIDE)} or less",
+                f"{number(WIDE_SPREAD)} or less",
             ),
-            ("Can weights mend the rest?", f"Pareto k {value('pareto_k')}", f"below {HEAVY}"),
+            ("Can weights correct the rest?", f"Pareto k {value('pareto_k')}", f"below {HEAVY}"),
             (
                 "Do enough draws remain?",
                 f"{value('ess')} of {number(draws)}",
@@ -211,6 +211,6 @@ def reasons(found: Findings) -> Html:
 
 
 UNWEIGHED = (
-    "The identity cannot be asked: it takes a likelihood and the density of the prior, and one of "
-    "them is missing."
+    "The identity cannot be evaluated: it takes a likelihood and the density of the prior, and one "
+    "of them is missing."
 )

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from consilience.core.files import write
 from consilience.core.types import Data, PRNGKey
 from consilience.posterior.fit import Fit
-from consilience.report.findings import gather
+from consilience.report.findings import collect
 from consilience.report.sections import make_page
 from consilience.simulation.simulations import Simulations
 
@@ -38,7 +38,7 @@ def report(
     bar = tqdm(total=5, desc="report", unit="step", disable=None if progress else True)
     with bar:
         steps = _Steps(bar)
-        found = gather(fit, x, key, simulations, n, predictive, statistics, steps, progress)
+        found = collect(fit, x, key, simulations, n, predictive, statistics, steps, progress)
         steps("page")
         write(path, make_page(found, title).encode(), shared=True)
         bar.update()

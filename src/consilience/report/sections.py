@@ -164,10 +164,10 @@ def _recipe(found: Findings) -> list[tuple[Any, Any]]:
     labels = {
         "samples": "K, values of theta",
         "weight": "Lambda, over training",
-        "maximum_likelihood": "Weight of the labels",
+        "maximum_likelihood": "Weight of maximum likelihood",
         "criterion": "Measure of spread",
-        "proposal": "Theta come from",
-        "augmentation": "Data asked at",
+        "proposal": "Proposal of theta",
+        "augmentation": "Query datasets",
         "limit": "Limit",
     }
     rows.append(("Self-consistency", f"with {which}"))

@@ -225,7 +225,7 @@ class _Campaign:
         """Settle what has arrived; the chunks that are to be sent again.
 
         No future outlives this call: while one is held, Dask keeps its result on a worker, and
-        runs the chunk anew if that worker dies.
+        runs the chunk again if that worker dies.
         """
         again = []
         for future in self._arrived():

@@ -77,7 +77,7 @@ def _about_invalid(simulations: Simulations) -> str:
     if len(simulations.failures):
         what += f" {simulations.failures.summary()}\n"
     return (
-        f"{what} Mend the simulator, or pass simulations.drop_invalid(): a fit of the rest takes "
+        f"{what} Fix the simulator, or pass simulations.drop_invalid(): a fit of the rest takes "
         "into account how often runs fail at which parameters."
     )
 

@@ -9,7 +9,7 @@ from consilience.core.compiling import compiled
 from consilience.core.types import PRNGKey, Theta
 from consilience.model.priors import Prior
 
-DRAWS = 1024
+THETA_AT_ONCE = 1024
 """Parameters drawn at once, in blocks that begin at fixed numbers."""
 
 
@@ -26,17 +26,24 @@ class Draws:
     def __init__(self, prior: Prior, key: PRNGKey):
         self._block = functools.lru_cache(maxsize=8)(
             lambda i: jax.device_get(
-                _draw_block(prior, key, np.arange(i * DRAWS, (i + 1) * DRAWS, dtype=np.uint32))
+                _draw_block(
+                    prior,
+                    key,
+                    np.arange(i * THETA_AT_ONCE, (i + 1) * THETA_AT_ONCE, dtype=np.uint32),
+                )
             )
         )
 
     def __call__(self, numbers: np.ndarray) -> Theta:
-        blocks = {i: self._block(i) for i in np.unique(numbers // DRAWS).tolist()}
+        blocks = {i: self._block(i) for i in np.unique(numbers // THETA_AT_ONCE).tolist()}
         joined = {
             name: np.concatenate([block[name] for block in blocks.values()])
             for name in next(iter(blocks.values()))
         }
-        rows = np.searchsorted(list(blocks), numbers // DRAWS) * DRAWS + numbers % DRAWS
+        rows = (
+            np.searchsorted(list(blocks), numbers // THETA_AT_ONCE) * THETA_AT_ONCE
+            + numbers % THETA_AT_ONCE
+        )
         return {name: array[rows] for name, array in joined.items()}
 
 

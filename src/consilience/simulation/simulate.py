@@ -29,7 +29,7 @@ from consilience.simulation.settings import Executor, Settings
 from consilience.simulation.simulations import Simulations, Unread
 from consilience.simulation.store import ROOT, Store
 
-BLOCK = 4096
+RUNS_AT_ONCE = 4096
 """Runs compiled and made at once: bounds memory, and small budgets compile once."""
 
 COMPILED = (
@@ -38,7 +38,7 @@ COMPILED = (
 )
 
 STORED = 256
-"""Runs made at once for a store: at most so many are thrown away at its end."""
+"""Runs made at once for a store; at most this many are thrown away at its end."""
 
 
 @keyed("cs.simulate(model, n, key=key)")
@@ -113,7 +113,7 @@ def _check_room(model: Model, n: int, store: str | Path | None):
 
 
 def _simulate_compiled(model: Model, n: int, key: PRNGKey) -> Simulations:
-    size = min(n, BLOCK)
+    size = min(n, RUNS_AT_ONCE)
     blocks = []
     for start in range(0, math.ceil(n / size) * size, size):
         numbers = np.arange(start, start + size, dtype=np.uint32)
@@ -266,7 +266,7 @@ def simulate_at(
         return _in_memory(model, n, given, key, settings)
     if executor is not None or timeout is not None:
         raise ValueError(f"executor and timeout {COMPILED}")
-    size = min(n, BLOCK)
+    size = min(n, RUNS_AT_ONCE)
     blocks = []
     for start in range(0, n, size):
         numbers = np.arange(start, start + size, dtype=np.uint32)

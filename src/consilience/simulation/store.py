@@ -365,5 +365,5 @@ class Store:
                 why = f"a folder is where the file {place} should be; move it away"
             raise StoreError(
                 f"{self} cannot be written: {why}. {len(self.numbers)} runs are stored "
-                "there and whole; once this is mended, the same call goes on from them."
+                "there and whole; once this is fixed, the same call continues from them."
             ) from error

@@ -97,7 +97,7 @@ def reference_sample(
     warmup: int = 1000,
     chains: int = 4,
 ) -> Reference:
-    """Posterior draws by NUTS: `n` out of so many chains of a length, for every dataset at once.
+    """Posterior draws by NUTS: `n` from `chains` chains of `length` steps, for all datasets.
 
     Prior draws, weighted by their likelihood, give the chains of a dataset their first points
     and their scales.

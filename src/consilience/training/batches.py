@@ -22,7 +22,7 @@ from consilience.simulation.limits import physical_memory
 from consilience.simulation.simulations import Simulations
 
 SHARE = 4
-"""Of the machine's memory a part in so many is for data, by default."""
+"""By default, data may use 1/SHARE of the machine's memory."""
 
 AT_ONCE = 4
 """Parts in memory together: on the device, as it was read, being read, and its batches."""

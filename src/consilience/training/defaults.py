@@ -1,4 +1,4 @@
-"""The default recipe: everything that `fit` needs and a user did not say, in one place."""
+"""The default recipe: every setting of `fit` that the user did not give, chosen in one place."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,18 +17,18 @@ from consilience.networks.recipe import Recipe
 from consilience.networks.summary import Summary, default_summary
 from consilience.networks.transforms import Affine
 
-WIDE = 20
-"""Data of more numbers than that are wide."""
-MOST_DROPPED = 32
-"""Data of more numbers than that may pin parameters down: dropout would blur their posterior."""
+WIDE_DATA = 20
+"""Data with more than this many values count as wide."""
 
+MOST_DROPPED = 32
+"""Data with more values than this may determine the parameters sharply; dropout would blur that."""
 
 RATE = 1e-3
 """Adam's learning rate."""
 
 
 class Length(NamedTuple):
-    """How long to train: so many epochs, within numbers of steps, but no fewer than `least`."""
+    """Training time: `epochs`, within `fewest` and `most` steps, and at least `least` epochs."""
 
     epochs: int
     fewest: int
@@ -36,14 +36,14 @@ class Length(NamedTuple):
     least: int = 15
 
     def in_epochs(self, steps: int) -> int:
-        """For so many steps an epoch."""
+        """The number of epochs, given the steps of an epoch."""
         wanted = min(self.most, max(self.fewest, self.epochs * steps))
         return max(self.least, round(wanted / max(1, steps)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All choices of a fit. `exact`: self-consistency takes the model's log-likelihood."""
+    """All choices of a fit. `exact`: self-consistency uses the model's log-likelihood."""
 
     recipe: Recipe
     self_consistency: SelfConsistency | None
@@ -69,39 +69,40 @@ def default_plan(
     validation: float | None = None,
     atomic: bool = False,
 ) -> Plan:
-    """What to do with `n` runs of a model: what is said stays, the rest is chosen here.
+    """The settings of a fit of `n` runs: those that are given, and defaults for the others.
 
-    `atomic`: theta came from a proposal, and the posterior is learned by telling them apart.
+    `atomic`: theta were drawn from a proposal, and the posterior is learned with atoms.
 
-    - **Self-consistency**, unless refused, with the model's likelihood or one learned in
-      tandem; a prior that can only be sampled gets a learned density.
-    - **Its own settings** are those of `SelfConsistency()`: K = 10, lambda = 1 after 15 % of
-      training, maximum likelihood then down to a tenth, data bootstrapped or jittered; draws
-      count by the evidence at them where the likelihood is exact and data are not a set, but
-      in atomic rounds. Where
-      a likelihood of more than 20 numbers is learned, lambda is a tenth from half of training
-      on, and maximum likelihood stays.
-    - **Networks**: self-consistency does not overfit the labels, so its networks are deeper
-      and almost free of regularisation; maximum likelihood alone has smaller ones with L2, and
-      with dropout where data have twice as many numbers as parameters, and no more than 32; a
-      little, in inverse proportion to the runs, where they have fewer numbers.
-      Two that are learned in tandem have six layers each, since either can only be as sharp
-      as the other; the likelihood sees nothing but the labels, and has L2 in inverse
-      proportion to their number. Data of more than 20 numbers are taken for a curve plus
-      noise: a network for mean and spread, and two affine layers. So are data, other than
-      rows of a set, of twice as many numbers as parameters, with one affine layer, more L2
-      and a Student-t base: so few numbers say less of the curve, and where it is wrong it
-      must not be certain.
-    - **Steps**: maximum likelihood alone takes about 2,000; of a series 100 epochs, within 2,000
-      and 6,000 steps; with dropout 35 epochs, within 500 and 4,500; and 20,000 where data have
-      fewer than twice as many numbers as parameters and runs are held out. Self-consistency
-      takes 100 epochs, but no fewer than 2,000 steps and no more than 6,000; all take at least
-      15 epochs. Networks in tandem take 12,000 steps, and at least 150
-      epochs; with a likelihood of affine layers 200 epochs within 2,000 to 12,000 steps; 60 if
-      it is one of more than 20 numbers, or of rows of a set. In batches of 32 (64 from 4,096
-      runs on); half of the runs where there are fewer than 64.
-    - **Validation**: a tenth is held out to pick the best epoch where maximum likelihood is
-      alone and has little or no dropout; other fits use every run and keep the last epoch.
+    - **Self-consistency** is on, unless it is refused. It uses the model's likelihood, or
+      learns one jointly; a prior that can only be sampled gets a learned density.
+    - **Its settings** are those of `SelfConsistency()`: K = 10; lambda = 1 after 15 % of
+      training, when the weight of maximum likelihood falls to 0.1; query datasets are
+      bootstrapped or jittered. Draws are weighted by the evidence at them if the likelihood is
+      exact and data are not a set, except in atomic rounds. With a learned likelihood of data of
+      more than 20 values, lambda is 0.1 from half of training on, and the weight of maximum
+      likelihood stays 1.
+    - **Networks**: self-consistency does not overfit simulated pairs, so its networks are
+      deeper and almost free of regularisation. Maximum likelihood alone has smaller ones with
+      L2, and with a dropout of 0.2 if data have at least twice as many values as there are
+      parameters, and at most 32; if data have fewer, dropout is small and in inverse proportion
+      to the number of runs.
+      A posterior and a likelihood that are learned jointly have six layers each, since either
+      can only be as sharp as the other. The likelihood sees only simulated pairs, so its L2 is in
+      inverse proportion to their number. Data of more than 20 values are modelled as a mean
+      network plus noise: a network for mean and spread, and two affine layers. So are data,
+      other than sets, with at least twice as many values as there are parameters, but with one
+      affine layer, more L2 and a Student-t base: so few values say less about the mean, and
+      where it is wrong the likelihood must not be certain.
+    - **Steps**: maximum likelihood alone takes about 2,000 steps; for a series 100 epochs, within
+      2,000 and 6,000 steps; with a dropout of 0.2, 35 epochs within 500 and 4,500; and 20,000
+      steps if data have fewer than twice as many values as there are parameters and runs are
+      held out. Self-consistency takes 100 epochs within 2,000 and 6,000 steps. Networks that are
+      learned jointly take 12,000 steps and at least 150 epochs; with a likelihood of affine
+      layers, 200 epochs within 2,000 and 12,000 steps; for data of more than 20 values or rows
+      of a set, 60 epochs. Every fit takes at least 15 epochs. A batch has 32 runs, 64 from 4,096
+      runs on, or half of the runs if there are fewer than 64.
+    - **Validation**: a tenth of the runs is held out to pick the best epoch for maximum
+      likelihood alone with little or no dropout. Other fits use every run and keep the last epoch.
     """
     consistent = self_consistency is not False
     settings = self_consistency if isinstance(self_consistency, SelfConsistency) else None
@@ -110,17 +111,17 @@ def default_plan(
     exact = model.likelihood is not None
     if settings is not None and settings.exact is not None:
         exact = settings.exact
-    tandem = consistent and not exact
-    if likelihood is False and tandem:
+    jointly = consistent and not exact
+    if likelihood is False and jointly:
         raise ValueError(
             "Self-consistency needs a likelihood, and likelihood=False refuses to learn one: leave "
             "it out, or pass self_consistency=False."
         )
-    if likelihood is True or (tandem and not likelihood):
+    if likelihood is True or (jointly and not likelihood):
         likelihood = _likelihood(n, layout, dim)
     likelihood = likelihood or None
     smooth = isinstance(likelihood, Coupling) and isinstance(likelihood.transform, Affine)
-    wide = tandem and layout.unit_sizes[0] > WIDE
+    wide = jointly and layout.unit_sizes[0] > WIDE_DATA
     if settings is not None:
         settings = settings.resolved(Setting(layout.kind, exact, wide, atomic))
     if consistent and prior is None and model.prior.density is None:
@@ -132,13 +133,13 @@ def default_plan(
         validation = 0.0 if consistent or dropped else 0.1
     if posterior is None:
         rate = 0.2 if dropped else min(0.05, 25 / n) if few and validation else 0.0
-        posterior = _posterior(consistent, tandem, rate)
+        posterior = _posterior(consistent, jointly, rate)
     train = n - round(validation * n)
     batch_size = default_batch(train) if batch_size is None else batch_size
     if epochs is None:
         length = _length(
             consistent=consistent,
-            tandem=tandem,
+            jointly=jointly,
             smooth=smooth,
             many=wide or isinstance(layout.kind, Set),
             unguarded=not consistent and _drops(posterior) and not validation,
@@ -164,7 +165,7 @@ def default_plan(
 def check_plan(
     plan: Plan, train: int, held_out: int, patience: int | None, atoms: int | None = None
 ):
-    """Refuse numbers that do not fit one another."""
+    """Refuse settings that contradict one another."""
     if not 1 <= plan.batch_size <= train:
         raise ValueError(
             f"batch_size must be between 1 and the {train} training simulations "
@@ -185,7 +186,7 @@ def check_plan(
 def check_optimizer(
     optimizer: optax.GradientTransformation | None, learning_rate: float, schedule: Schedule | None
 ):
-    """Refuse settings of Adam beside an optimizer that takes its place."""
+    """Refuse settings of Adam that are given together with another optimizer."""
     if optimizer is not None and (schedule is not None or learning_rate != RATE):
         raise ValueError(
             "learning_rate and schedule are those of Adam, and an optimizer has its own: set them "
@@ -200,25 +201,25 @@ def default_batch(n: int) -> int:
 def _length(
     *,
     consistent: bool,
-    tandem: bool,
+    jointly: bool,
     smooth: bool,
     many: bool,
     unguarded: bool,
     patient: bool,
     slow: bool,
 ) -> Length:
-    """As long as suffices: labels that are seen for longer are overfitted.
+    """How long training must be, and no longer: longer training overfits simulated pairs.
 
-    Self-consistency can use a larger budget for longer, and two networks that must agree with
-    one another take longest, less if the likelihood is a `smooth` one, of affine layers.
-    `many`: a run has many numbers, or rows, for a likelihood to learn from.
-    `unguarded`: labels alone, with dropout, and nothing held out that would say when to stop.
-    `patient`: labels alone, of few numbers, with runs held out.
-    `slow`: data are a series, whose summary takes long to learn.
+    Self-consistency can use more steps, and two networks that must agree with each other take
+    the most, fewer if the likelihood is a `smooth` one, of affine layers.
+    `many`: a run has many values, or rows, for a likelihood to learn from.
+    `unguarded`: maximum likelihood alone, with dropout, and no held-out runs to stop it.
+    `patient`: maximum likelihood alone, with data of few values and held-out runs.
+    `slow`: data are a series, whose summary network takes long to learn.
     """
-    if tandem and many:
+    if jointly and many:
         return Length(60, 2000, 12_000)
-    if tandem:
+    if jointly:
         return Length(200, 2000, 12_000, 150) if smooth else Length(0, 12_000, 12_000, 150)
     if patient:
         return Length(0, 20_000, 20_000)
@@ -232,15 +233,15 @@ def _drops(posterior: ConditionalDensity) -> bool:
     return isinstance(posterior, Coupling) and posterior.dropout > 0
 
 
-def _posterior(consistent: bool, tandem: bool, dropout: float) -> Coupling:
+def _posterior(consistent: bool, jointly: bool, dropout: float) -> Coupling:
     if consistent:
-        return Coupling(layers=6 if tandem else 4, depth=3, l2=1e-5)
+        return Coupling(layers=6 if jointly else 4, depth=3, l2=1e-5)
     return Coupling(dropout=dropout)
 
 
 def _likelihood(n: int, layout: Layout, dim: int) -> Coupling:
     numbers, weak = layout.unit_sizes[0], min(1e-2, 1.5 / n)
-    if numbers > WIDE:
+    if numbers > WIDE_DATA:
         return Coupling(Affine(), layers=2, frame=3, l2=weak)
     if numbers >= 2 * dim and not isinstance(layout.kind, Set):
         return Coupling(Affine(), layers=1, frame=3, df=5.0, l2=min(1e-2, 5 / n))

@@ -114,7 +114,7 @@ def sequential(
 
     `simulations`: the runs of each round.
     `proposal`: where parameters come from after the first round: `Atomic()` or `Truncated()`.
-    `self_consistency`: as for `fit`; it is asked at the observation too.
+    `self_consistency`: as for `fit`; the loss is evaluated at the observation too.
     `directory`: keep every round there. Called again, or with more rounds, finished rounds are
     read, not run; runs made before an interruption in training are not made again. A folder is of
     one model, observation, key and settings, and one call at a time writes to it.

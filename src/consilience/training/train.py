@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from consilience.core.compiling import on_device
-from consilience.core.devices import Devices, gather, make_mesh, replicate
+from consilience.core.devices import Devices, make_mesh, replicate, to_one_device
 from consilience.core.keys import keyed
 from consilience.core.provenance import Origin, in_words, key_name, versions
 from consilience.core.types import Data, PRNGKey
@@ -45,11 +45,11 @@ from consilience.training.prepare import build_objective, find_validity, split, 
 logger = logging.getLogger(__name__)
 
 SHORT = 500
-"""Up to so many steps, a fit is over before faster steps make up for a longer compilation."""
+"""A fit of at most this many steps ends before faster steps make up for longer compilation."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: too many steps gave a loss or a gradient that is not finite."""
+    """Training cannot continue: in too many steps the loss or its gradient was not finite."""
 
 
 @keyed("cs.fit(model, simulations, key=key)")
@@ -81,31 +81,31 @@ def fit(
 ) -> Fit:
     """Learn the posterior of a model from its simulations.
 
-    What is not said is chosen from the number of simulations and the shape of the problem
-    by `default_plan`; what is said stays.
+    `default_plan` chooses every setting that is not given, from the number of simulations and
+    the shape of the problem.
 
     `self_consistency`: a `SelfConsistency`, or False for maximum likelihood alone (NPE). It
-    takes the model's log-likelihood, or, where there is none, one learned in tandem.
-    `unlabeled`: observed data, one dataset or a batch: self-consistency is asked there too.
-    `start`: a fit of the same model to go on from: its networks, and its scales.
-    `atoms`: for theta that were drawn from a proposal, not from the prior: the posterior
-    learns to tell a run's theta from those of so many others (see `consilience.training.rounds`).
+    uses the model's log-likelihood or, if the model has none, learns one jointly.
+    `unlabeled`: observed data, one dataset or a batch. The self-consistency loss is evaluated
+    at them too.
+    `start`: a fit of the same model. Training continues with its networks and its scales.
+    `atoms`: for theta drawn from a proposal instead of the prior. The posterior learns to pick
+    the theta of a run out of this many candidates (see `consilience.training.rounds`).
     `posterior`: the density of the posterior: `cs.Coupling`, or any `cs.ConditionalDensity`.
     `likelihood`: True, or a density of your own, to learn the likelihood jointly (NPLE).
-    `prior`: a density, to learn that of the prior; by default only where the prior has none.
+    `prior`: a density with which to learn the prior's; by default a prior is learned only if
+    its density is unknown.
     `summary`: a `cs.Summary` or an Equinox module; by default one for the shape of the data.
-    `learning_rate`, `schedule`: Adam's rate at the start, and its course over training.
-    `optimizer`: any Optax optimizer in place of Adam, with a learning rate of its own.
-    `validation`: the share of simulations held out, whose loss picks the best epoch; 0 for
-    none, then the last epoch counts.
-    `patience`: stop after so many epochs without a better validation loss.
-    `devices`: JAX devices to split each batch among, as in `devices=jax.devices()`. The fit
-    is the same as on one, up to rounding.
-    `memory`: bytes of data to hold at once, by default a quarter of the machine's memory. Runs
-    in a store that are larger are read as training goes, in parts.
-
-    `terms`: more terms of the loss, added to the built-in ones: see
-    `cs.LossTerm`.
+    `learning_rate`, `schedule`: Adam's initial learning rate, and how it changes over training.
+    `optimizer`: any Optax optimizer, with its own learning rate, in place of Adam.
+    `validation`: the share of simulations to hold out; their loss picks the best epoch. With 0,
+    the fit keeps the last epoch.
+    `patience`: stop after this many epochs without a better validation loss.
+    `devices`: JAX devices that share each batch, as in `devices=jax.devices()`. The fit is the
+    same as on one device, up to rounding.
+    `memory`: bytes of data to hold at once, by default a quarter of the machine's memory. A
+    store with more data is read in parts during training.
+    `terms`: terms to add to the loss: objects of the protocol `cs.LossTerm`.
 
     Ctrl-C ends training and returns the best fit so far. The same key gives the same fit.
 
@@ -230,7 +230,7 @@ def _train(
     flat = on_device(np.zeros(size))
     opt_state = ADAM.init(flat) if optimizer is None else optimizer.init(arrays)
     state = State(networks, opt_state, np.zeros((), np.int32))
-    # Arrays, not numbers: another value of these compiles nothing anew.
+    # Arrays, so that another value does not trigger recompilation.
     total, rate = on_device(source.steps * epochs), on_device(learning_rate)
     state, held_out, loss = replicate((state, held_out, loss), mesh)
     run_epoch = short_epoch if source.steps * epochs <= SHORT else long_epoch
@@ -275,7 +275,7 @@ def _train(
         seconds=time.perf_counter() - start,
         simulations=len(source) + (0 if held_out is None else len(held_out.u)),
     )
-    return gather(best.networks, mesh), history
+    return to_one_device(best.networks, mesh), history
 
 
 class _Best:
