@@ -24,6 +24,7 @@ from consilience.experiments import registry
 from consilience.model.data import Layout, Vector
 from consilience.simulation import simulations
 from tests.conftest import quick
+from tests.own_parts import Mixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -403,6 +404,19 @@ def test_names_that_netcdf_does_not_take_are_refused_before_drawing(tmp_path):
         with pytest.raises(InputError, match="netCDF takes no slash in a name"):
             check_netcdf(["mu", name], tmp_path / "draws.nc")
     check_netcdf(["mu", "a.b", "变量", "a b"], tmp_path / "draws.nc")
+
+
+def test_a_fit_with_parts_of_a_user_is_left_to_python(store, x, tmp_path, capsys):
+    fit = quick(MODEL, cs.Simulations.open(store), posterior=Mixture(), epochs=1)
+    path, data = fit.save(tmp_path / "own.fit"), tmp_path / "x.npy"
+    np.save(data, x[0])
+    for words in (
+        ("sample", path, data, "--out", tmp_path / "draws.nc"),
+        ("check", path, data),
+        ("report", path, "--out", tmp_path / "page.html"),
+    ):
+        said = refused(capsys, *words, "--model", f"{HERE}:MODEL")
+        assert "the command line cannot load: use cs.load(path, model, parts=...) in Python" in said
 
 
 def test_corrected_draws_of_a_batch(saved, fitted, x, tmp_path, capsys):

@@ -1,8 +1,10 @@
 """Parts of a user's own in files of fits: named, asked for, and never built unasked."""
 
 import dataclasses
+import enum
+import functools
 import json
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,8 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 import consilience as cs
 from consilience.posterior import storage
-from consilience.posterior.descriptions import CUSTOM, LIBRARY, OWN, decode, encode
-from consilience.posterior.parts import Parts
+from consilience.posterior.descriptions import CUSTOM, LIBRARY, OWN, decode, encode, plain
+from consilience.posterior.parts import MissingPartError, Parts
+from consilience.posterior.room import DRAWS, Room
+from consilience.posterior.static import differences, notes
 from tests.conftest import quick
 from tests.own_parts import Activated, Extremes, Mixture, Sinh
 
@@ -46,7 +50,7 @@ def changed(path, to, change):
     """A copy of a file whose description is another, with the checksums that belong to it."""
     with safe_open(path, framework="numpy") as file:
         meta = json.loads(file.metadata()[storage.META])
-    change(meta["recipe"])
+    change(meta)
     text, tensors = json.dumps(meta), load_file(path)
     digest = storage._digest(text, tensors)
     save_file(tensors, to, metadata={storage.META: text, storage.DIGEST: digest})
@@ -85,6 +89,7 @@ def test_parts_that_are_no_parts_are_refused(own, model):
         cs.load(path, model, parts="Mixture")
 
     other = dataclasses.make_dataclass("Mixture", [])
+    other.__module__ = Mixture.__module__
     with pytest.raises(ValueError, match="two different classes called Mixture"):
         cs.load(path, model, parts=[Mixture, other])
     with pytest.raises(cs.LoadError, match="Mixture is off: components"):
@@ -120,14 +125,18 @@ def test_a_description_that_a_file_cannot_hold_is_passed_as_an_instance(model, s
     ],
 )
 def test_a_damaged_description_builds_nothing_else(own, model, tmp_path, change):
-    path = changed(own[1], tmp_path / "hurt", lambda recipe: recipe["posterior"].update(change))
+    path = changed(
+        own[1], tmp_path / "hurt", lambda meta: meta["recipe"]["posterior"].update(change)
+    )
     with pytest.raises(cs.LoadError):
         cs.load(path, model, parts=[Mixture, Extremes(jnp.zeros(3))])
 
 
 def test_a_part_that_asks_for_too_much_is_refused_before_it_is_made(own, model, tmp_path):
     size = {"components": 500, "width": 1000}
-    path = changed(own[1], tmp_path / "huge", lambda r: r["posterior"]["fields"].update(size))
+    path = changed(
+        own[1], tmp_path / "huge", lambda meta: meta["recipe"]["posterior"]["fields"].update(size)
+    )
     with pytest.raises(cs.LoadError, match="larger than the file"):
         cs.load(path, model, parts=[Mixture, Extremes(jnp.zeros(3))])
 
@@ -194,7 +203,7 @@ def test_fields_of_all_plain_kinds_come_back():
     value = Annotated("b", (3, 0.5), Sinh(0.1), ("x", (True, None)), 4.5)
     assert round_trip(value, Annotated, Sinh) == value
     counted = Mixture(components=np.int64(3))
-    held = json.loads(json.dumps(encode(counted), default=storage._plain))
+    held = json.loads(json.dumps(encode(counted), default=plain))
     assert decode(held, Parts([Mixture], LIBRARY)) == Mixture(components=3)
 
 
@@ -258,3 +267,288 @@ def test_rounds_in_a_folder_find_the_parts_that_they_were_made_with(model, tmp_p
     theta = {"theta": np.array([0.0, 1.0])}
     first, again = (each.fit.log_prob(theta, X) for each in made)
     np.testing.assert_array_equal(first, again)
+
+
+# Fields of any size and type.
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeded:
+    """A description whose network has an order, from a seed of its own or from `rng`."""
+
+    seed: int | None = 20240101
+    array: bool = False
+
+    def build(self, rng, *, dim, condition):
+        rng = rng if self.seed is None else np.random.default_rng(self.seed)
+        order = rng.permutation(9)
+        return Ordered(jnp.ones(dim), jnp.asarray(order) if self.array else tuple(order.tolist()))
+
+
+class Ordered(eqx.Module):
+    scale: jax.Array
+    order: Any
+
+    def log_prob(self, value, condition):
+        first = self.order[0] + jnp.exp(self.scale)
+        return jnp.sum(jax.scipy.stats.norm.logpdf(value / first) - jnp.log(first))
+
+    def sample(self, key, condition):
+        return self.order[0] + jax.random.normal(key, self.scale.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    inner: Any
+    size: int = 10**9
+
+
+def test_a_seed_may_be_larger_than_the_file(model, sims, tmp_path):
+    fit = quick(model, sims, posterior=Seeded())
+    loaded = cs.load(fit.save(tmp_path / "fit"), model, parts=[Seeded])
+    assert loaded.recipe.posterior == Seeded()
+    theta = {"theta": np.array([0.0, 1.0])}
+    np.testing.assert_array_equal(loaded.log_prob(theta, X), fit.log_prob(theta, X))
+
+
+def test_descriptions_of_the_library_are_limited_inside_those_of_a_user_too():
+    parts = Parts([Around], LIBRARY)
+    assert decode(encode(Around(cs.Coupling(width=9))), parts, 1000) == Around(cs.Coupling(width=9))
+    with pytest.raises(ValueError, match="asks for 5000, but the file holds 1000 numbers"):
+        decode(encode(Around(cs.Coupling(width=5000))), parts, 1000)
+
+
+class Shape(enum.StrEnum):
+    ROUND = "round"
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling:
+    size: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "size", 2 * self.size)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Around(Shape.ROUND),
+        Around((1, Pair(1, 2))),
+        Around(None, size=0.5),
+        Typed(sizes=(1.5, 1.0)),
+        Doubling(2),
+        Around(np.complex64(1j)),
+    ],
+    ids=str,
+)
+def test_a_value_that_would_not_come_back_is_passed_as_an_instance(value):
+    assert encode(value)["fields"] is None
+    with pytest.raises(MissingPartError, match="pass an instance of it"):
+        round_trip(value, type(value))
+    assert round_trip(value, value) is value
+
+
+def test_an_enumeration_in_a_field_is_saved_and_loaded(model, sims, tmp_path):
+    wrapped = dataclasses.replace(Mixture(), width=Width.SMALL)
+    path = quick(model, sims, posterior=wrapped).save(tmp_path / "fit")
+    assert cs.load(path, model, parts=[wrapped]).recipe.posterior is wrapped
+
+
+class Width(enum.IntEnum):
+    SMALL = 4
+
+
+def test_only_what_cannot_be_described_needs_an_instance():
+    outer = Around(Typed(sizes=(1.5, 1.0)))
+    held = encode(outer)
+    assert held["fields"]["inner"]["fields"] is None
+    assert round_trip(outer, outer) == outer
+    assert encode(Around(float("nan")))["fields"] is not None
+
+
+def test_an_instance_that_the_file_describes_does_not_stand_for_another():
+    described, odd = Around(1), Around(Shape.ROUND)
+    recipe = (described, odd)
+    assert round_trip(recipe, described, odd)[1] is odd
+    with pytest.raises(MissingPartError, match="pass an instance of it"):
+        round_trip(recipe, described)
+
+
+# What networks hold beside arrays.
+
+
+def test_what_build_draws_and_keeps_outside_arrays_is_refused(model, sims, tmp_path):
+    fit = quick(model, sims, posterior=Seeded(seed=None))
+    path = fit.save(tmp_path / "fit")
+    with pytest.raises(cs.LoadError, match=r"posterior.density.order.*fields that are arrays, or"):
+        cs.load(path, model, parts=[Seeded])
+
+    def forget(meta):
+        del meta["static"]
+
+    loaded = cs.load(changed(path, tmp_path / "old", forget), model, parts=[Seeded])
+    assert loaded.recipe == fit.recipe, "files of versions before have no notes"
+
+
+def test_what_build_draws_and_keeps_in_arrays_is_loaded(model, sims, tmp_path):
+    fit = quick(model, sims, posterior=Seeded(seed=None, array=True))
+    loaded = cs.load(fit.save(tmp_path / "fit"), model, parts=[Seeded])
+    theta = {"theta": np.array([0.0, 1.0])}
+    np.testing.assert_array_equal(loaded.log_prob(theta, X), fit.log_prob(theta, X))
+
+
+class Holder(eqx.Module):
+    """A module with a value of any kind, as a leaf and as a static field."""
+
+    weight: jax.Array
+    leaf: Any
+    static: Any = eqx.field(static=True)
+
+
+class Thing:
+    def __init__(self, *held):
+        self.held = held
+
+    def __repr__(self):
+        return f"Thing{self.held}"
+
+
+def noted(leaf, static=None):
+    return {"summary": dict(notes(Holder(jnp.ones(2), leaf, static)))}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((1, 2), (2, 1)),
+        (1, None),
+        (0.25, 0.26),
+        (frozenset({"a", "b"}), frozenset({"a", "c"})),
+        (Pair(1, 2), Pair(1, 3)),
+        (Around(1), Around(2)),
+        (Shape.ROUND, "round"),
+        (jnp.sin, jnp.cos),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (tuple(range(100)), tuple(range(1, 101))),
+        ({"a": 1}, {"a": 2}),
+        (Thing(1), Thing(2)),
+    ],
+)
+def test_what_differs_beside_arrays_is_seen(first, second):
+    for each in (noted, lambda value: noted(0, value)):
+        assert differences(each(first), each(second))
+        assert not differences(each(first), each(first))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (object(), object()),
+        (Thing(object()), Thing(object())),
+        (lambda x: x, lambda x: x),
+        (np.float32, np.float64),
+        (np.dtype("float32"), np.dtype("float64")),
+        (1 / 3, float(np.float32(1 / 3))),
+        ((np.int64(3),), (3,)),
+        (frozenset("abcdef"), frozenset("fedcba")),
+        (jax.tree_util.Partial(max, jnp.ones(2)), jax.tree_util.Partial(max, jnp.zeros(2))),
+    ],
+)
+def test_what_is_no_other_network_is_not_noted(first, second):
+    assert not differences(noted(first), noted(second))
+    if not isinstance(first, jax.tree_util.Partial):
+        assert not differences(noted(0, first), noted(0, second))
+
+
+def test_a_module_of_other_settings_does_not_stand_for_a_summary():
+    class Failing:
+        def __repr__(self):
+            raise RuntimeError("no words")
+
+    saved, other = noted((1, Failing()), "mean"), {"summary": dict(notes(Extremes(jnp.ones(3))))}
+    assert differences(saved, noted((1, Failing()), "max")) == [
+        "summary.static was 'mean' and is 'max'"
+    ]
+    assert differences(saved, other) == ["summary was Holder and is Extremes"]
+
+
+def test_parts_of_the_library_are_not_noted(own):
+    with safe_open(own[1], framework="numpy") as file:
+        held = json.loads(file.metadata()[storage.META])["static"]
+    assert set(held) == {"posterior", "summary"}
+    assert "0x" not in json.dumps(held)
+    assert held["posterior"][".density.dim"] == "1"
+
+
+# Names of classes.
+
+
+def named_twice():
+    """Two classes of one name, as of two modules."""
+    first, second = (dataclasses.make_dataclass("Twin", [("size", int)]) for _ in range(2))
+    first.__module__, second.__module__ = "here", "there"
+    return first, second
+
+
+def test_classes_of_one_name_are_told_apart_by_their_modules():
+    first, second = named_twice()
+    assert round_trip((first(1), second(2)), second, first) == (first(1), second(2))
+    odd = (first(0.5), second(0.5))
+    assert round_trip(odd, *reversed(odd)) == odd
+
+
+def test_a_class_of_another_module_is_taken_where_it_is_the_only_one():
+    first, second = named_twice()
+    held = encode(first(1))
+    assert decode(held, Parts([second], LIBRARY)) == second(1)
+    third = dataclasses.make_dataclass("Twin", [("size", int)])
+    third.__module__ = "elsewhere"
+    with pytest.raises(MissingPartError, match="of this name of elsewhere, there: pass one"):
+        decode(held, Parts([second, third], LIBRARY))
+
+
+# Draws of networks that are being loaded.
+
+
+def test_draws_have_the_shapes_of_a_generator():
+    calls = {
+        "normal": [{}, {"size": 3}, {"loc": np.ones(4)}, {"scale": np.ones((2, 1)), "loc": [1, 2]}],
+        "uniform": [{}, {"size": (2, 3)}, {"low": np.zeros(3)}],
+        "random": [{}, {"size": (2, 3)}, {"size": 2, "dtype": np.float32}],
+        "integers": [{"low": 5}, {"low": 1, "high": [3, 4]}, {"low": 9, "size": (4,)}],
+        "choice": [
+            {"a": 5},
+            {"a": np.ones((3, 2)), "size": 4},
+            {"a": 5, "size": 5, "p": [0.2] * 5},
+        ],
+        "permutation": [{"x": 5}, {"x": np.ones((3, 2))}, {"x": [1, 2]}],
+    }
+    room, generator = Room(1000), np.random.default_rng(0)
+    for name, each in calls.items():
+        for given in each:
+            got, expected = (getattr(rng, name)(**given) for rng in (room, generator))
+            assert np.shape(got) == np.shape(expected), (name, given)
+            assert np.asarray(got).dtype.kind == np.asarray(expected).dtype.kind
+    assert sorted(room.permutation(9)) == list(range(9))
+    assert set(room.choice([4, 7], 50)) == {4, 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("random", {"size": 10**12}),
+        ("integers", {"low": 5, "size": (10**6, 10**6)}),
+        ("choice", {"a": 5, "size": 10**12}),
+        ("permutation", {"x": 10**12}),
+        ("permutation", {"x": DRAWS + 1001}),
+    ],
+)
+def test_draws_are_limited(name, given):
+    with pytest.raises(ValueError, match="larger than the file"):
+        getattr(Room(1000), name)(**given)

@@ -35,7 +35,8 @@ from consilience.diagnostics.check import Check
 from consilience.model.model import Model
 from consilience.model.run import Task
 from consilience.posterior.fit import Fit
-from consilience.posterior.storage import load
+from consilience.posterior.parts import MissingPartError
+from consilience.posterior.storage import LoadError, load
 from consilience.simulation import simulate as simulating
 from consilience.simulation.journal import Journal
 from consilience.simulation.lock import owner_of
@@ -252,7 +253,7 @@ def report(options: argparse.Namespace) -> int:
     if options.out is None:
         raise InputError("Name the page to write with --out report.html.")
     check_out(options.out, ".html", ".htm")
-    fitted = load(options.source, read_model(options.model))
+    fitted = _load(options.source, options.model)
     x, layout = None, fitted.posterior.data.layout
     if options.observation is not None:
         x = read_data(options.observation, layout)
@@ -311,8 +312,21 @@ def _text(report: Check) -> str:
 
 
 def _fit_and_data(options: argparse.Namespace) -> tuple[Fit, Data]:
-    fitted = load(options.fit, read_model(options.model))
+    fitted = _load(options.fit, options.model)
     return fitted, read_data(options.data, fitted.posterior.data.layout)
+
+
+def _load(path: Path, name: str) -> Fit:
+    """A fit of the model of this name, made with parts of the library alone."""
+    try:
+        return load(path, read_model(name))
+    except LoadError as error:
+        if not isinstance(error.__cause__, MissingPartError):
+            raise
+        raise InputError(
+            f"{path} is a fit with parts of your own, which the command line cannot load: use "
+            "cs.load(path, model, parts=...) in Python, and the methods of the fit."
+        ) from error
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:

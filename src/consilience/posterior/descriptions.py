@@ -6,15 +6,14 @@ only those that the user passed are built.
 """
 
 import dataclasses
+import json
 import math
 import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from consilience.core.compiling import on_device
@@ -25,6 +24,7 @@ from consilience.networks.density import ConditionalDensity
 from consilience.networks.recipe import Recipe
 from consilience.networks.summary import Summary
 from consilience.posterior.parts import PLAIN, Parts, has_plain_fields
+from consilience.posterior.room import Room
 
 CUSTOM = "a module of the user's own"
 """A summary network of the user's own, in files of version 0.1.0."""
@@ -53,27 +53,61 @@ def encode(value: Any) -> Any:
     cls = type(value)
     if cls in LIBRARY:
         return {"type": cls.__name__, **_fields(value)}
-    fields = _fields(value) if has_plain_fields(value) else None
-    return {"type": OWN, "class": cls.__name__, "module": cls.__module__, "fields": fields}
+    held = {"type": OWN, "class": cls.__name__, "module": cls.__module__, "fields": None}
+    if has_plain_fields(value):
+        described = held | {"fields": _fields(value)}
+        return described if _comes_back(value, described) else held
+    return held
 
 
 def _fields(value: Any) -> dict[str, Any]:
     return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
+def plain(value: Any) -> Any:
+    """Settings may be numbers of NumPy, which JSON does not know."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else repr(value)
+
+
+def _comes_back(value: Any, held: dict[str, Any]) -> bool:
+    """Whether a description of the user's own is read as it was written."""
+    try:
+        read = json.loads(json.dumps(held, default=plain))
+        return _same(value, decode(read, Parts([value], LIBRARY)))
+    except Exception:  # the class is the user's, and may raise anything
+        return False
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether values agree in their types too; numbers of NumPy come back as Python's."""
+    first = first.tolist() if isinstance(first, np.generic) else first
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    if has_plain_fields(first):
+        names = [field.name for field in dataclasses.fields(first)]
+        return all(_same(getattr(first, name), getattr(second, name)) for name in names)
+    return first is second or repr(first) == repr(second)
+
+
 def decode(value: Any, parts: Parts, most: int | None = None) -> Any:
-    """The description that `encode` wrote; no whole number in it may be larger than `most`."""
+    """The description that `encode` wrote.
+
+    `most`: the largest whole number in a description of the library's. Fields of the user's own
+    may hold any, such as a seed.
+    """
     if isinstance(value, list):
         return tuple(decode(item, parts, most) for item in value)
-    if most is not None and isinstance(value, int) and value > most:
-        raise ValueError(f"it asks for {value}, but the file holds {most} numbers in all.")
     if not isinstance(value, dict):
         return parts.module() if value == CUSTOM else value
     if value.get("type") == OWN:
         name, module, held = (value[part] for part in ("class", "module", "fields"))
         if held is None:
             return parts.instance(str(name), str(module))
-        return _build(parts.described(str(name), str(module)), held, parts, most)
+        built = _build(parts.described(str(name), str(module)), held, parts, most)
+        parts.drop(type(built), lambda part: _same(part, built))
+        return built
     name = str(value.get("type"))
     # Version 0.1.0 named transforms of the user's own as if they were the library's.
     cls = _DESCRIPTIONS.get(name) or parts.find(name)
@@ -84,8 +118,18 @@ def decode(value: Any, parts: Parts, most: int | None = None) -> Any:
 
 def _build(cls: type, held: dict[str, Any], parts: Parts, most: int | None) -> Any:
     fields = {name: decode(item, parts, most) for name, item in held.items()}
+    if most is not None and cls in LIBRARY:
+        _check_sizes(tuple(fields.values()), most)
     check_fields(cls, fields)
     return cls(**fields)
+
+
+def _check_sizes(value: Any, most: int):
+    if isinstance(value, tuple):
+        for item in value:
+            _check_sizes(item, most)
+    elif isinstance(value, int) and value > most:
+        raise ValueError(f"it asks for {value}, but the file holds {most} numbers in all.")
 
 
 def check_fields(cls: type, fields: dict[str, Any]):
@@ -117,8 +161,6 @@ def _is(value: Any, hint: Any) -> bool:
         return value in parts
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, part) for part in parts)
-    if origin is typing.Literal:
-        return value in parts
     if origin is tuple:
         return isinstance(value, tuple) and _are(value, parts)
     if origin is dict:
@@ -139,54 +181,6 @@ def _are(values: tuple, hints: tuple) -> bool:
     if len(hints) == 2 and hints[1] is Ellipsis:
         return all(_is(value, hints[0]) for value in values)
     return len(values) == len(hints) and all(map(_is, values, hints))
-
-
-class Room(np.random.Generator):
-    """Zeros in place of random first weights, and an error once they exceed a number of values."""
-
-    def __init__(self, size: int):
-        super().__init__(np.random.PCG64(0))
-        self.left = size
-
-    def zeros(self, shape: tuple[int, ...]) -> np.ndarray:
-        # An empty matrix has a bias as long as its first axis.
-        self.left -= math.prod(max(1, n) for n in shape)
-        self._check()
-        return np.zeros(shape)
-
-    def _check(self):
-        if self.left < 0:
-            raise ValueError("the networks that it describes are larger than the file.")
-
-    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> np.ndarray:  # type: ignore[override]
-        return self.zeros(_shape(size))
-
-    # Descriptions of the user's own may draw by these.
-
-    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
-        return self.zeros(_shape(size))
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> np.ndarray:  # type: ignore[override]
-        return self.zeros(_shape(size))
-
-    def measure(self, build: Callable[[], Any]) -> Any:
-        """A network of the user's own, of zeros, made once it is seen not to be too large."""
-        try:
-            shapes = eqx.filter_eval_shape(build)
-        except jax.errors.JAXTypeError:
-            return build()  # it looks at values, which have to be made
-        of_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
-        self.left -= sum(leaf.size for leaf in jax.tree.leaves(shapes) if of_shape(leaf))
-        self._check()
-        zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if of_shape(leaf) else leaf  # noqa: E731
-        return jax.tree.map(zeros, shapes)
-
-    def spawn(self, n_children: int) -> list[np.random.Generator]:
-        return [self] * n_children
-
-
-def _shape(size: Any) -> tuple[int, ...]:
-    return () if size is None else tuple(np.atleast_1d(size).tolist())
 
 
 LONGEST = 2**40

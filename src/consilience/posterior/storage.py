@@ -28,16 +28,18 @@ from consilience.model.spaces import ParameterSpace
 from consilience.networks.validity import Validity
 from consilience.posterior.descriptions import (
     LIBRARY,
-    Room,
     check_fields,
     decode,
     empty_space,
     encode,
     measured,
+    plain,
 )
 from consilience.posterior.fit import Fit, assemble
 from consilience.posterior.history import History
 from consilience.posterior.parts import MissingPartError, Parts
+from consilience.posterior.room import Room
+from consilience.posterior.static import differences, notes_of
 
 FORMAT = 1
 MARK = "consilience fit"
@@ -74,6 +76,7 @@ def save(fit: Fit, path: str | Path) -> Path:
         "model": {**_shapes(fit.model), "fingerprint": fit.model.prior.fingerprint},
         "layout": encode(fit.posterior.data.layout),
         "recipe": encode(fit.recipe),
+        "static": notes_of(fit.recipe, fit.networks),
         "validity": _validity(fit) is not None,
         "history": {
             **dataclasses.asdict(fit.history),
@@ -81,7 +84,7 @@ def save(fit: Fit, path: str | Path) -> Path:
         },
         "origin": None if fit.origin is None else dataclasses.asdict(fit.origin),
     }
-    text = json.dumps(meta, indent=1, default=_plain)
+    text = json.dumps(meta, indent=1, default=plain)
     content = to_bytes(tensors, metadata={META: text, DIGEST: _digest(text, tensors)})
     try:
         write(path, content, shared=True)
@@ -95,11 +98,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "its disk is full"
     return getattr(error, "strerror", None) or str(error)
-
-
-def _plain(value: Any) -> Any:
-    """Settings may be numbers of NumPy, which JSON does not know."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else repr(value)
 
 
 def load(
@@ -146,6 +144,8 @@ def _rebuild(
     space = empty_space(decode(meta["layout"], parts), room)
     parameters = ParameterSpace(model.prior)
     networks = build_networks(measured(recipe, room), parameters, space, room)
+    # Files of versions before do not hold notes.
+    _check_static(differences(meta.get("static", {}), notes_of(recipe, networks)), path)
     validity = Validity(parameters.dim, room) if meta.get("validity") else None
     networks, (loc, scale), space, validity = _fill(
         (networks, (parameters.loc, parameters.scale), space, validity), tensors, path
@@ -160,6 +160,15 @@ def _rebuild(
         validity,
         _origin(meta.get("origin")),
     )
+
+
+def _check_static(odd: list[str], path: Path):
+    if odd:
+        raise LoadError(
+            f"{path} was made with other networks than these parts build: {'; '.join(odd[:3])}. A "
+            "file holds arrays alone: what `build` draws belongs in fields that are arrays, or is "
+            "drawn with a fixed seed. Modules are passed as instances with the settings of the fit."
+        )
 
 
 def _history(held: dict[str, Any]) -> History:
