@@ -12,6 +12,10 @@ import re
 import griffe
 
 ENTRY = re.compile(r'[`"][^`"]+[`"](, `[^`]+`)*( \([^)]*\))?: ')
+SECTION = re.compile(
+    r"^(Args|Example|Raises|Returns):\n((?: {4}.*(?:\n|$)|\n(?= {4}))+)", re.MULTILINE
+)
+NAMED = re.compile(r"^(\w+): ", re.MULTILINE)
 TYPED = {"Bool", "Float", "Int", "Key", "Shaped"}
 
 
@@ -52,6 +56,7 @@ def to_markdown(text: str) -> str:
     - `a`: one,
       or two.
     """
+    text = SECTION.sub(_unindented, text)
     lines: list[str] = []
     listed = shown = False
     for line in text.splitlines():
@@ -71,3 +76,11 @@ def to_markdown(text: str) -> str:
                 listed = False
         lines.append(line)
     return "\n".join([*lines, "```"] if shown else lines)
+
+
+def _unindented(section: re.Match) -> str:
+    """A section as its title and its text; names of arguments and exceptions in quotes."""
+    title, body = section[1], re.sub(r"^ {4}", "", section[2], flags=re.MULTILINE)
+    if title in ("Args", "Raises"):
+        body = NAMED.sub(r"`\1`: ", body)
+    return f"**{title}**\n\n{body}"

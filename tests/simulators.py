@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -126,6 +127,25 @@ def raises(task, numbers, theta):
     raise KeyError("by the function itself")
 
 
+def raises_locked(task, numbers, theta):
+    """To be submitted in place of `run_chunk`: what it raises cannot be pickled."""
+    error = LookupError("it holds a lock")
+    error.lock = threading.Lock()
+    raise error
+
+
+class NeedsTwoError(Exception):
+    """One that is pickled, but cannot be made again from its text."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def raises_two(task, numbers, theta):
+    """To be submitted in place of `run_chunk`: what it raises cannot be read."""
+    raise NeedsTwoError("this", "that")
+
+
 class Own:
     """A user's simulator, which inherits from nothing; the library stops its runs."""
 
@@ -163,3 +183,20 @@ class Patient(Own):
     def run(self, rng, theta, timeout):
         time.sleep(timeout)
         raise TimeoutError
+
+
+class Runs:
+    """Half of a simulator outside JAX."""
+
+    def run(self, rng, theta, timeout):
+        return np.zeros(1)
+
+
+class Compiled:
+    """A simulator in JAX that is an object."""
+
+    def __init__(self, scale: float = 1.0):
+        self.scale = scale
+
+    def __call__(self, key, theta):
+        return self.scale * theta["mu"]

@@ -4,13 +4,17 @@ A new proposal, criterion, augmentation, schedule or loss term gets a line in th
 its kind.
 """
 
+import copy
 import dataclasses
+import inspect
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import optimize, special, stats
 
 import consilience as cs
 from consilience.identity.augmentation import Augmentation
@@ -28,12 +32,13 @@ from consilience.identity.terms import (
     LossTerm,
     PosteriorTerm,
     PriorTerm,
+    Problem,
     View,
     evaluate,
 )
 from consilience.model.data import data_space
 from consilience.training.prepare import data_spread, to_examples
-from tests.conftest import TINY, conjugate_model, quick
+from tests.conftest import ROWS, TINY, conjugate_model, quick
 from tests.gaussian import DIM, Sum, gaussian_fit
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -138,16 +143,28 @@ SCHEDULES = {
     "cosine": cs.Cosine(),
     "user's": Square(),
 }
+
+
+def at_runs(criterion, limit=10.0):
+    return cs.SelfConsistency(4, cs.Constant(), criterion=criterion, augmentation=None, limit=limit)
+
+
+PRIOR = conjugate_model(DIM).prior
 TERMS = {
     "posterior": PosteriorTerm(),
     "likelihood": LikelihoodTerm(),
     "prior": PriorTerm(),
-    "atomic": AtomicTerm(conjugate_model(DIM).prior, 3),
-    "consistency": ConsistencyTerm(
-        cs.SelfConsistency(4, cs.Constant(), augmentation=None), conjugate_model(DIM).prior
-    ),
+    "atomic": AtomicTerm(PRIOR, 3),
+    "atomic, all runs": AtomicTerm(PRIOR, N),
+    "consistency": ConsistencyTerm(at_runs(cs.Bounded()), PRIOR),
+    "consistency, variance": ConsistencyTerm(at_runs(cs.Variance(), limit=None), PRIOR),
+    "unlabelled": ConsistencyTerm(at_runs(cs.Bounded()), PRIOR, "unlabeled"),
     "user's": Wall(),
 }
+
+
+KINDS = (PROPOSALS, CRITERIA, AUGMENTATIONS, SCHEDULES)
+"""What a fit holds as static; a term may be a module."""
 
 
 def by_name(parts):
@@ -181,7 +198,21 @@ def exact(model, sims):
 )
 def test_every_part_keeps_its_protocol(parts, protocol):
     assert all(isinstance(part, protocol) for part in parts.values())
-    assert len({hash(part) for part in parts.values() if not isinstance(part, eqx.Module)}) > 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        part
+        for kind in (*KINDS, TERMS)
+        for part in kind.values()
+        if not isinstance(part, eqx.Module)
+    ],
+)
+def test_an_equal_part_does_not_trigger_recompilation(part):
+    again = copy.deepcopy(part)
+    assert hash(again) == hash(part) and again == part
+    assert again is not part or inspect.isfunction(part)
 
 
 @by_name(PROPOSALS)
@@ -259,20 +290,116 @@ def learned(model, sims):
     return quick(model, sims, likelihood=TINY, prior=TINY, summary=Sum(), epochs=1)
 
 
-@by_name(TERMS)
-def test_a_term_gives_a_number_with_a_finite_gradient(part, learned, sims):
+class Step(NamedTuple):
+    """A step of training: what its terms see, and the fit and the runs behind it."""
+
+    fit: cs.Fit
+    problem: Problem
+    batch: Batch
+    theta: np.ndarray
+    x: np.ndarray
+
+    def view(self, networks):
+        evaluated = evaluate(self.problem.posterior(networks), self.batch, augmented=False)
+        return View(self.problem, networks, self.batch, evaluated, jnp.asarray(0.5))
+
+    def log_joint(self, theta):
+        """Prior times likelihood of the conjugate model, at several theta of each run."""
+        log_prior = stats.norm.logpdf(theta).sum(axis=-1)
+        rows = stats.norm.logpdf(self.x[:, None], theta[:, :, None])
+        return log_prior + rows.sum(axis=(-2, -1))
+
+
+@pytest.fixture(scope="module")
+def step(learned, sims):
     posterior = learned.posterior
     problem = Objective(learned.model, posterior.parameters, posterior.data, None, True).problem
     runs = to_examples(posterior.parameters, sims[:N])
-    batch = Batch(runs, Queries(runs.x, runs.u))
+    batch = Batch(runs, Queries(runs.x, runs.u), Queries(runs.x))
+    return Step(learned, problem, batch, sims.theta["theta"][:N], np.asarray(sims.x[:N], float))
 
+
+# The loss by the public densities of a fit. Networks see standardised numbers: a density of theta
+# or x is theirs over the product of the scales.
+
+
+def posterior_by_hand(step, part):
+    log_q = step.fit.log_prob({"theta": step.theta}, step.x)
+    return -np.mean(log_q) - np.sum(np.log(step.fit.posterior.parameters.scale))
+
+
+def likelihood_by_hand(step, part):
+    log_p = jax.vmap(step.fit.likelihood.log_prob)({"theta": step.theta}, step.x)
+    return -np.mean(log_p) - ROWS * np.sum(np.log(step.fit.posterior.data.scale["data"]))
+
+
+def prior_by_hand(step, part):
+    log_p = jax.vmap(step.fit.prior.log_prob)({"theta": step.theta})
+    return -np.mean(log_p) - np.sum(np.log(step.fit.posterior.parameters.scale))
+
+
+def atomic_by_hand(step, part):
+    """Among all runs of the batch; among some of them it is less."""
+    every = np.broadcast_to(step.theta, (N, N, DIM))
+    log_p = stats.norm.logpdf(every).sum(axis=-1)
+    odds = step.fit.log_prob({"theta": every}, step.x) - log_p
+    return np.mean(special.logsumexp(odds, axis=1) - np.diag(odds))
+
+
+def consistency_by_hand(step, part):
+    """The spread of the identity at the draws that the term makes, beside the runs' own theta."""
+    posterior, labelled = step.fit.posterior, part.at == "queries"
+    contexts = posterior.contexts(step.batch.runs.x)
+    u, _ = propose(part.settings, posterior, contexts, PRIOR, KEY, beside=labelled)
+    theta = np.asarray(jax.vmap(jax.vmap(posterior.parameters.from_vector))(u)["theta"])
+    if labelled:
+        theta = np.concatenate([step.theta[:, None], theta], axis=1)
+    values = step.log_joint(theta) - step.fit.log_prob({"theta": theta}, step.x)
+    assert values.shape == (N, 4)
+    losses = np.array([spread_by_hand(part.settings.criterion, one) for one in values])
+    limit = part.settings.limit
+    return np.mean(losses if limit is None else losses * limit / (limit + losses))
+
+
+def spread_by_hand(criterion, values):
+    if criterion == cs.Variance():
+        return np.var(values)
+    far = lambda centre: np.abs(values - centre)  # noqa: E731
+    huber = lambda c: np.mean(  # noqa: E731
+        np.where(far(c) < 3.0, far(c) ** 2, 3.0 * (2 * far(c) - 3.0))
+    )
+    return optimize.minimize_scalar(huber, bounds=(values.min(), values.max())).fun
+
+
+BY_HAND = {
+    PosteriorTerm: posterior_by_hand,
+    LikelihoodTerm: likelihood_by_hand,
+    PriorTerm: prior_by_hand,
+    AtomicTerm: atomic_by_hand,
+    ConsistencyTerm: consistency_by_hand,
+}
+
+
+@by_name({name: part for name, part in TERMS.items() if type(part) in BY_HAND})
+def test_a_term_is_that_of_the_public_densities(part, step):
+    value = float(
+        eqx.filter_jit(lambda step, key: part(step.view(step.fit.networks), key))(step, KEY)
+    )
+    expected = BY_HAND[type(part)](step, part)
+    if isinstance(part, AtomicTerm) and part.atoms < N:
+        assert 0.0 < value < expected
+    else:
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+@by_name(TERMS)
+def test_a_term_gives_a_number_with_a_finite_gradient(part, step):
     @eqx.filter_jit
     @eqx.filter_value_and_grad
-    def run(networks):
-        evaluated = evaluate(problem.posterior(networks), batch, augmented=False)
-        return part(View(problem, networks, batch, evaluated, jnp.asarray(0.5)), KEY)
+    def run(networks, step):
+        return part(step.view(networks), KEY)
 
-    value, gradient = run(learned.networks)
+    value, gradient = run(step.fit.networks, step)
     assert value.shape == () and np.isfinite(value) and value != 0
     leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(gradient)]
     assert np.all(np.isfinite(np.concatenate(leaves))) and any(np.any(leaf) for leaf in leaves)

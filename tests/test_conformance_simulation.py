@@ -21,7 +21,7 @@ from consilience.simulation.programs import program_of
 from consilience.simulation.settings import Executor
 from consilience.simulation.simulate import find_layout, with_spec
 from consilience.simulation.starting import importable
-from consilience.simulation.workers import Workers
+from consilience.simulation.workers import Workers, run_limited
 from tests import simulators
 from tests.conftest import TINY, quick
 
@@ -98,8 +98,37 @@ def test_a_simulator_has_the_interface(simulator):
     assert importable(simulator)
 
 
-def test_an_executor_has_the_interface(executor):
-    assert isinstance(executor or Workers(Task(SIMULATORS["own"](), (0,)), 1), Executor)
+def test_an_executor_gives_a_future_of_the_outcomes_of_a_chunk(executor):
+    task = Task(SIMULATORS["own"](), (0,), mark="one chunk")
+    numbers, theta = np.array([3, 1]), {"mu": np.arange(2.0), "sigma": np.ones(2)}
+    expected = run_chunk(task, numbers, theta)
+    with Workers(task, 1) if executor is None else contextlib.nullcontext(executor) as made:
+        assert isinstance(made, Executor)
+        outcomes = made.submit(run_limited, task, numbers, theta).result(30.0)
+    assert [outcome.number for outcome in outcomes] == [3, 1]
+    for outcome, other in zip(outcomes, expected, strict=True):
+        assert (outcome.failure, outcome.mark) == (None, "one chunk") and outcome.x.shape == (3,)
+        np.testing.assert_array_equal(outcome.x, other.x)
+
+
+def executor_of(submit):
+    """An object with a `submit`, or none where `submit` is None."""
+    return type("Half", (), {} if submit is None else {"size": 1, "submit": submit})()
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [
+        (Here, r"not its class: pass Here\(\), not Here\."),
+        (ThreadPoolExecutor, r"pass ThreadPoolExecutor\(\), not ThreadPoolExecutor\."),
+        (executor_of(None), r"executor must have submit\(fn, \*args\).*but Half has none"),
+        (executor_of("soon"), r"executor must have submit\(fn, \*args\).*but Half has none"),
+        (executor_of(lambda self, fn, *args: None), r"must return a concurrent.futures.Future"),
+    ],
+)
+def test_what_is_no_executor_is_refused(executor, message, unchecked):
+    with pytest.raises(TypeError, match=message):
+        simulate(SIMULATORS["own"](), executor=executor)
 
 
 def test_runs_are_the_same_on_every_executor(simulator, executor):
@@ -161,6 +190,35 @@ def test_in_threads_those_that_keep_time_are_stopped_and_others_refused(late):
     message = "timed out" if simulator.keeps_time else "cannot be stopped in a thread"
     with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match=message):
         simulate(simulator, 1, executor=threads, timeout=0.3)
+
+
+@pytest.mark.parametrize("cls", [simulators.Own, simulators.Runs, simulators.Compiled])
+def test_a_class_of_simulators_is_refused(cls):
+    message = rf"A simulator is an object, not its class: pass {cls.__name__}\(\)"
+    with pytest.raises(TypeError, match=message):
+        cs.Model(PRIOR, cls)
+
+
+def test_the_interface_is_looked_at_once(unchecked):
+    """Its properties are the user's: `program` may read a binary."""
+    seen = []
+
+    class Slow(simulators.Own):
+        @property
+        def program(self):
+            seen.append("program")
+            return ("slow",)
+
+    model = cs.Model(PRIOR, Slow())
+    before = len(seen)
+    assert before <= 1
+    assert all(model.external is model.simulator for _ in range(5))
+    assert model.simulator_name == "own"
+    with pytest.raises(TypeError, match="cannot be compiled"):
+        model.simulate_at(KEY, {})
+    known = with_spec(model)
+    assert known.external is model.simulator
+    assert len(seen) == before
 
 
 def test_half_of_the_interface_is_refused():
@@ -237,6 +295,31 @@ def test_workers_raise_what_the_function_raises_and_go_on(workers):
     with pytest.raises(KeyError, match="by the function itself"):
         workers.submit(simulators.raises, workers.task, np.arange(4), THETA).result()
     assert len(workers.submit(run_chunk, workers.task, np.arange(4), THETA).result()) == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (simulators.raises_locked, "LookupError: it holds a lock"),
+        (simulators.raises_two, "NeedsTwoError: this and that"),
+    ],
+)
+def test_workers_raise_the_text_of_what_cannot_be_pickled(workers, function, text):
+    with pytest.raises(RuntimeError, match=text):
+        workers.submit(function, workers.task, np.arange(4), THETA).result()
+    assert len(workers.submit(run_chunk, workers.task, np.arange(4), THETA).result()) == 4
+
+
+def test_workers_refuse_other_arguments(workers):
+    chunk = workers.task, np.arange(4), THETA
+    for args, kwargs, given in [
+        (chunk[:1], {}, r"submit\(fn, Task\)"),
+        ((*chunk, 1), {}, r"submit\(fn, Task, ndarray, dict, int\)"),
+        ((1, 2, 3), {}, r"submit\(fn, int, int, int\)"),
+        (chunk, {"timeout": 1.0}, r"submit\(fn, Task, ndarray, dict, timeout=\)"),
+    ]:
+        with pytest.raises(TypeError, match=rf"submit\(fn, task, numbers, theta\), not {given}"):
+            workers.submit(run_chunk, *args, **kwargs)
 
 
 def test_workers_refuse_outcomes_of_other_runs(workers):

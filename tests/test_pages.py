@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import html
+import importlib
 import importlib.util
 import re
 import shlex
@@ -334,6 +335,27 @@ def test_the_reference_has_every_public_name():
         }
 
 
+BEHIND = {
+    "identity.batches.Batch",
+    "identity.setting.Setting",
+    "identity.terms.View",
+    "model.data.Layout",
+    "model.external.External",
+    "simulation.settings.Executor",
+}
+"""What parts of a user's own implement or receive, beside the names of the package itself."""
+
+
+def test_the_reference_has_what_parts_of_a_users_own_implement_or_receive():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    named = set(re.findall(r"^::: consilience\.(\S+)$", text, re.MULTILINE))
+    public = {"metrics", "plots", "tasks"}
+    assert {n for n in named if "." in n and n.split(".")[0] not in public} == BEHIND
+    for name in BEHIND:
+        module, _, cls = name.rpartition(".")
+        assert getattr(importlib.import_module(f"consilience.{module}"), cls).__doc__
+
+
 def module_at(path: Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -354,6 +376,8 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path):
     built = {page.relative_to(site) for page in site.rglob("*.html")}
     assert built == pages | {Path("404.html")}
     reference = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    assert all(f'id="consilience.{name}"' in reference for name in BEHIND)
+    assert "&gt;&gt;&gt;" not in re.sub(r"<pre>.*?</pre>", "", reference, flags=re.DOTALL)
     plain = html.unescape(re.sub(r"<[^>]+>", "", reference))
     assert 'a: Float[Array | ndarray, "*batch n d"]' in plain
     # Formulas that a script would have to set.
@@ -388,4 +412,12 @@ def test_docstrings_become_lists_and_code_blocks():
     assert entries.to_markdown(text) == (
         'Adds.\n\n- `a`, `b`: one,\n  or two.\n- "both" (or `a`): all.\n\n'
         "```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    )
+    text = "Calls.\n\nArgs:\n    fn: one,\n        or two.\n    n: many.\n\nReturns:\n    A future."
+    assert entries.to_markdown(text) == (
+        "Calls.\n\n**Args**\n\n- `fn`: one,\n      or two.\n- `n`: many.\n\n"
+        "**Returns**\n\nA future."
+    )
+    assert entries.to_markdown("One.\n\nExample:\n    >>> 1 + 1\n    2") == (
+        "One.\n\n**Example**\n\n```pycon\n>>> 1 + 1\n2\n```"
     )

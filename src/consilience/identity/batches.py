@@ -25,7 +25,13 @@ class Example(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one step sees: runs, and the query datasets made from them and from unlabelled data."""
+    """What one step sees.
+
+    `runs`: `u`, their parameters as networks see them, and `x`, their data, along a leading axis.
+    `queries`: the query datasets made from the runs, `x`, and `u` where they have parameters;
+    None without self-consistency.
+    `unlabeled`: the query datasets made from unlabelled data; None where there are none.
+    """
 
     runs: Example
     queries: Queries | None = None

@@ -128,8 +128,11 @@ class Problem(eqx.Module):
 class View(NamedTuple):
     """One step of training, as a loss term sees it.
 
-    `networks`: all that is trained. `batch`: the runs and the query datasets. `evaluated`: what
-    the posterior says of them. `progress`: how far training has come, from 0 to 1.
+    `problem`: the model, and the spaces of parameters and data.
+    `networks`: all that is trained.
+    `batch`: the runs and the query datasets.
+    `evaluated`: what the posterior says of them.
+    `progress`: how far training has come, from 0 to 1.
     """
 
     problem: Problem

@@ -90,7 +90,12 @@ class Units(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The named arrays of a dataset, and the two forms that networks take them in."""
+    """The named arrays of a dataset, and the two forms that networks take them in.
+
+    `kind`: `Vector`, `Set` or `Series`, with its choices. `names`, `array_shapes`: of the arrays;
+    `shapes` is the dictionary of both.
+    `bare`: whether the data of the user are one array, which networks see as `{"data": array}`.
+    """
 
     kind: Kind
     names: tuple[str, ...]
@@ -136,6 +141,7 @@ class Layout:
         return self._side_by_side(x, (*self.data_names, *self.kind.side))
 
     def mask(self, x: dict[str, Array]) -> Float[Array, " rows"]:
+        """Which rows are there: 1 for each that is, 0 for padding."""
         return jnp.ones(self.rows) if self.mask_name is None else x[self.mask_name]
 
     def units(self, x: dict[str, Array]) -> Units:
@@ -168,9 +174,11 @@ class Layout:
         return jnp.concatenate([jnp.zeros((self.rows, 0)), *parts], axis=1)
 
     def named(self, x: Any) -> dict[str, Any]:
+        """Data as the user has them, as a dictionary of arrays."""
         return {DATA: x} if self.bare else dict(x)
 
     def unnamed(self, x: dict[str, Any]) -> Any:
+        """A dictionary of arrays, as the user has data."""
         return x[DATA] if self.bare else x
 
     def check(self, x: Data, what: str = "The observation") -> tuple[dict[str, np.ndarray], bool]:

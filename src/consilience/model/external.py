@@ -86,7 +86,12 @@ MEMBERS = ("name", "function", "program", "keeps_time", "check", "run")
 
 
 def is_external(simulator: Any) -> bool:
-    """Whether a simulator is one outside JAX; half of the interface is an error."""
+    """Whether a simulator is one outside JAX; half of the interface, or a class, is an error."""
+    if isinstance(simulator, type) and _makes_simulators(simulator):
+        raise TypeError(
+            f"A simulator is an object, not its class: pass {simulator.__name__}(), not "
+            f"{simulator.__name__}."
+        )
     if isinstance(simulator, External):
         hash(simulator)  # refused here rather than in the first fit
         return True
@@ -97,6 +102,12 @@ def is_external(simulator: Any) -> bool:
         f"A simulator outside JAX has {', '.join(MEMBERS)}, but {type(simulator).__name__} has no "
         f"{' and no '.join(missing)}: see consilience.model.external.External."
     )
+
+
+def _makes_simulators(cls: type) -> bool:
+    """Whether objects of a class can be called or have `run`; every class can be called itself."""
+    held = {name for base in cls.__mro__ for name in vars(base)}
+    return bool(held & {"run", "__call__"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

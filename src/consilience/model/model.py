@@ -69,6 +69,7 @@ class Model(eqx.Module):
     spec: Spec | None = eqx.field(static=True)
     """The arrays of the data of a simulator outside JAX, once runs have shown them."""
     _layout: Layout | None = eqx.field(static=True)
+    _outside: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -83,6 +84,8 @@ class Model(eqx.Module):
         self.likelihood = log_likelihood
         self.data = Set() if data is None and isinstance(log_likelihood, PerRow) else data
         self.spec, self._layout = None, None
+        # Once: to look at the interface may run properties of the user's simulator.
+        self._outside = is_external(simulator)
         if self.external is not None:
             self.external.check(self.prior.shapes)
         elif simulator is not None:
@@ -100,7 +103,7 @@ class Model(eqx.Module):
     def external(self) -> External | None:
         """The simulator, if it is one outside JAX."""
         simulator: Any = self.simulator
-        return simulator if is_external(simulator) else None
+        return simulator if self._outside else None
 
     @property
     def simulator_name(self) -> str:

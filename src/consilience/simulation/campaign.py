@@ -30,7 +30,7 @@ from consilience.model.external import External
 from consilience.model.run import DIED, LONGEST, Failure, Outcome, Spec, Task, blank
 from consilience.simulation.failures import Failures
 from consilience.simulation.memory import Memory
-from consilience.simulation.settings import Executor, Settings
+from consilience.simulation.settings import Executor, Settings, as_future
 from consilience.simulation.store import Store
 from consilience.simulation.workers import StartError, Workers, run_limited
 
@@ -244,11 +244,12 @@ class _Campaign:
         task = dataclasses.replace(self.task, mark=chunk.mark)
         theta = self.draw(numbers)
         try:
-            self.flying[self.executor.submit(run_limited, task, numbers, theta)] = chunk
+            future = self.executor.submit(run_limited, task, numbers, theta)
         except UNSENDABLE as error:
             raise self._unsendable(error) from error
         except Exception as error:
             raise self._broken(error) from error
+        self.flying[as_future(self.executor, future)] = chunk
 
         # The processes of a pool do not notice that their parent is dead.
         pool = getattr(self.executor, "_processes", None)

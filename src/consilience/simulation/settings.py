@@ -69,6 +69,7 @@ class Settings:
     progress: bool = True
 
     def check(self, external: External):
+        check_executor(self.executor)
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be seconds above zero, got {self.timeout}.")
         if self.retry < 0:
@@ -83,3 +84,28 @@ class Settings:
                 "A Python function cannot be stopped in a thread: for a time limit leave executor "
                 "out, or pass a ProcessPoolExecutor."
             )
+
+
+def check_executor(executor: Any):
+    """Refuse a class of executors, and what has half of the interface."""
+    if executor is None:
+        return
+    name = executor.__name__ if isinstance(executor, type) else type(executor).__name__
+    if isinstance(executor, type):
+        raise TypeError(f"executor must be an object, not its class: pass {name}(), not {name}.")
+    if not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            "executor must have submit(fn, *args), which returns a future, as every "
+            f"concurrent.futures.Executor has, but {name} has none: see "
+            "consilience.simulation.settings.Executor."
+        )
+
+
+def as_future(executor: Executor, returned: Any) -> Future:
+    """What `submit` returned, which campaigns wait for."""
+    if isinstance(returned, Future):
+        return returned
+    raise TypeError(
+        f"{type(executor).__name__}.submit must return a concurrent.futures.Future, got "
+        f"{type(returned).__name__}: see consilience.simulation.settings.Executor."
+    )

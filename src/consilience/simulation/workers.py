@@ -16,6 +16,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
@@ -71,6 +72,13 @@ class Workers(Executor):
 
         `fn` is called with one run at a time; the processes have the task already.
         """
+        if kwargs or len(args) != 3 or not isinstance(args[0], Task):
+            given = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs]
+            raise TypeError(
+                "Workers run chunks of one simulator: call submit(fn, task, numbers, theta), not "
+                f"submit(fn{''.join(f', {one}' for one in given)}). For other functions pass an "
+                "executor of concurrent.futures."
+            )
         task, numbers, theta = args
         if dataclasses.replace(task, mark=self.task.mark) != self.task:
             raise ValueError("These processes were started for another task: make new Workers.")
@@ -269,8 +277,17 @@ def _single(
         if (outcome.mark, outcome.number) != (task.mark, numbers[i]):
             raise ValueError(f"The function gave the outcome of another run than {numbers[i]}.")
     except Exception as error:
-        return error
+        return _sendable(error)
     return outcome
+
+
+def _sendable(error: Exception) -> Exception:
+    """An exception itself, or its text where the other end could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception_only(error)).strip())
+    return error
 
 
 def _interrupt(*_: Any):
