@@ -34,6 +34,7 @@ def scikit_learn(reference, draws, seed: int = 1) -> float:
     return float(cross_val_score(network, points, sides, cv=folds).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "widen", "d", "n"), [(0.0, 1.0, 2, 1000), (0.4, 1.0, 2, 1000), (0.0, 1.5, 3, 503)]
 )
