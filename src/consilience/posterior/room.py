@@ -68,7 +68,9 @@ class Room(np.random.Generator):
         axis: int = 0,
         shuffle: bool = True,
     ) -> Any:
-        self._draw((*_shape(size), *np.delete(np.shape(a), axis if np.ndim(a) else [])))
+        each = list(np.shape(a))
+        del each[axis : axis + 1]
+        self._draw((*_shape(size), *each))
         return super().choice(a, size, replace, p, axis, shuffle)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:  # type: ignore[override]

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from consilience.identity.learned import Networks
+from consilience.networks.density import Vectorized
 from consilience.networks.recipe import Recipe
 from consilience.posterior.descriptions import LIBRARY
 
@@ -29,10 +30,14 @@ Notes = dict[str, dict[str, str]]
 def notes_of(recipe: Recipe, networks: Networks) -> Notes:
     """What the networks of the user's own hold beside arrays."""
     return {
-        name: dict(notes(getattr(networks, name)))
+        name: dict(notes(_own(getattr(networks, name))))
         for name in ("posterior", "likelihood", "prior", "summary")
         if (spec := getattr(recipe, name)) is not None and type(spec) not in LIBRARY
     }
+
+
+def _own(network: Any) -> Any:
+    return network.density if isinstance(network, Vectorized) else network
 
 
 def differences(saved: Notes, built: Notes) -> list[str]:
@@ -47,29 +52,25 @@ def differences(saved: Notes, built: Notes) -> list[str]:
 
 def notes(tree: Any, where: str = "") -> Iterator[tuple[str, str]]:
     """Where a network holds something other than arrays, and what."""
-    if eqx.is_array(tree):
-        return
-    children = _children(tree)
-    if children is None:
-        yield from _note(where, tree)
+    if eqx.is_array(tree) or _of_library(tree):
         return
     if isinstance(tree, eqx.Module):
         yield from _note(where, type(tree))
         for field in dataclasses.fields(tree):
             if field.metadata.get("static"):
                 yield from _note(f"{where}.{field.name}", getattr(tree, field.name))
-    else:
-        yield where, f"{type(tree).__name__} of {len(children)}"
-    for name, child in children.items():
-        yield from notes(child, where + name)
-
-
-def _children(tree: Any) -> dict[str, Any] | None:
-    """What is right below a node, by the names of JAX; None for a leaf."""
+    elif not any(map(eqx.is_array, jax.tree.leaves(tree))):
+        yield from _note(where, tree)
+        return
+    # The children of a node: the paths have the names that arrays have in files.
     below, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    if any(not path for path, _ in below):
-        return None
-    return {jax.tree_util.keystr(path): child for path, child in below}
+    for path, child in below:
+        yield from notes(child, where + jax.tree_util.keystr(path))
+
+
+def _of_library(value: Any) -> bool:
+    """Whether its class is this library's, whose fields may change with versions."""
+    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _note(where: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -85,6 +86,8 @@ def _note(where: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     """The same in every process, on other machines and at 32 and 64 bits; else nothing."""
+    if _of_library(value):
+        return ""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, Enum):
@@ -111,9 +114,11 @@ def _text_of_several(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    """A function by its name: the modules of libraries change with their versions."""
+    """The name of a function or class, if it is public: other names change with versions."""
     if isinstance(value, np.dtype) or hasattr(value, "dtype"):
         return ""  # an array, or a type that depends on the number of bits
     name = getattr(value, "__name__", None)
-    text = name if isinstance(name, str) else repr(value)
+    if isinstance(name, str):
+        return name if name.isidentifier() and not name.startswith("_") else ""
+    text = repr(value)
     return "" if "0x" in text else text
