@@ -434,7 +434,7 @@ def test_a_fit_with_all_parts_of_a_users_own_trains_saves_and_loads(
 
 def test_a_term_of_a_users_own_moves_the_posterior(model, sims):
     """Draws are drawn below -5 in standard units, where labels alone would not take them."""
-    options = {"summary": Sum(), "epochs": 8}
+    options = {"summary": Sum(), "epochs": 20, "learning_rate": 0.02}
     plain, walled = (quick(model, sims, terms=terms, **options) for terms in ([], [Wall(10.0)]))
     means = [float(fit.sample(sims.x[:N], 200, key=KEY)["theta"].mean()) for fit in (plain, walled)]
     assert means[1] < means[0] - 0.05

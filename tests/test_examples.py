@@ -76,6 +76,7 @@ def test_mixture(run):
     np.testing.assert_allclose(names["model"].log_likelihood({"theta": theta}, x), sum(rows), 1e-5)
 
 
+@pytest.mark.slow
 def test_numpyro_model(run):
     names, out = run("numpyro_model")
     error = moment_errors(names["tables"]["corrected"], names["tables"]["NUTS"])

@@ -1,6 +1,7 @@
 """The order of the package's folders: a module imports only from its own folder and those above."""
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +48,8 @@ def _folder(file: str) -> str:
     return file.split("/")[0].removesuffix(".py")
 
 
-def imports_of(source: str, file: str, modules: set[str]) -> list[Import]:
+@functools.cache
+def imports_of(source: str, file: str, modules: frozenset[str]) -> list[Import]:
     """The imports of this package in a module, `if TYPE_CHECKING` and functions included."""
     tree = ast.parse(source)
     later = {
@@ -64,7 +66,7 @@ def imports_of(source: str, file: str, modules: set[str]) -> list[Import]:
     ]
 
 
-def _imported(node: ast.AST, modules: set[str]) -> list[str]:
+def _imported(node: ast.AST, modules: frozenset[str]) -> list[str]:
     """The modules that a statement or a call imports; relative ones begin with a dot."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -101,7 +103,7 @@ def _dotted(file: str) -> str:
 
 
 def _all_imports(sources: dict[str, str]) -> list[Import]:
-    modules = {_dotted(file) for file in sources}
+    modules = frozenset(_dotted(file) for file in sources)
     return [one for file, text in sources.items() for one in imports_of(text, file, modules)]
 
 

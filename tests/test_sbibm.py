@@ -347,11 +347,8 @@ def test_draws_agree_with_importance_sampling(name):
     np.testing.assert_array_less(np.abs(draws.std(0) / sd - 1), 0.05)
 
 
-LONG = ("slcp", "bernoulli_glm", "sir")
-RANKED = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in TASKS]
-
-
-@pytest.mark.parametrize("name", RANKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
 def test_the_truth_is_a_draw_of_the_posterior(name):
     """Over datasets, the rank of the truth among reference draws is uniform."""
     sims = simulate(TASKS[name].model(), 20, key=jax.random.key(7))
