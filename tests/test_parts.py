@@ -1,4 +1,4 @@
-"""Parts of a user's own in files of fits: named, asked for, and never built unasked."""
+"""Parts of a user's own in files of fits: named there, passed to `cs.load`, and built only then."""
 
 import dataclasses
 import enum

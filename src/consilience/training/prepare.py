@@ -27,7 +27,7 @@ from consilience.training.defaults import Plan
 def split(
     n: int, share: float, rng: Generator, most: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs to train on and runs to hold out, at random; of the latter at most so many."""
+    """Runs to train on and runs to hold out, at random; at most `most` of the latter."""
     if not 0 <= share < 1:
         raise ValueError(f"validation must be a share in [0, 1), got {share}.")
     order = rng.permutation(n)
