@@ -123,6 +123,7 @@ def test_unlabelled_data_make_the_posterior_right_where_they_are():
     assert errors[1] < 0.1
 
 
+@pytest.mark.slow
 def test_the_default_recipe_is_calibrated_on_vectors():
     """The source from 512 runs. Without importance the error of coverage is above 0.1."""
     model = source.model()

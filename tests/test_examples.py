@@ -64,6 +64,7 @@ def test_examples_open_as_notebooks_and_are_listed(name):
     assert f"examples/{name}.py" in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.slow
 def test_mixture(run):
     names, out = run("mixture")
     scores = {name: float(values.mean()) for name, values in names["scores"].items()}
