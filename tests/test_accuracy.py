@@ -9,9 +9,10 @@ from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
 import consilience as cs
-from consilience.metrics import mmd
+from consilience.metrics import c2st, mmd
 from consilience.tasks import gmm, source, two_moons
 from consilience.tasks.grid import grid_sample
+from consilience.tasks.sbibm.registry import TASKS
 from tests.conftest import ROWS, TINY, conjugate_model
 
 
@@ -225,3 +226,23 @@ def test_a_row_likelihood_with_side_information():
     mean = (tests.x["at"] * tests.x["y"]).sum(axis=1) / 0.09 / precision
     assert np.abs((draws.mean(axis=1) - mean) * np.sqrt(precision)).mean() < 0.3
     assert np.abs(draws.std(axis=1) * np.sqrt(precision) - 1).mean() < 0.2
+
+
+def quick_gaussian(**settings):
+    model = TASKS["gaussian_linear"].model(likelihood=False)
+    sims = cs.simulate(model, 1000, key=jax.random.key(501))
+    return model, cs.fit(model, sims, key=jax.random.key(502), progress=False, **settings)
+
+
+def test_ten_parameters_without_a_likelihood():
+    """The default against plain NPE and against draws of the exact posterior N(x / 2, 0.05)."""
+    model, fit = quick_gaussian(effort="quick", members=2)
+    _, npe = quick_gaussian(effort="quick", members=2, self_consistency=False)
+    tests = cs.simulate(model, 1000, key=jax.random.key(999))
+    score = lambda fit: np.mean(fit.log_prob(tests.theta, tests.x))  # noqa: E731
+    assert score(fit) > score(npe) - 0.01
+    x, rng = np.asarray(tests.x[:2]), np.random.default_rng(0)
+    draws = fit.sample(x, 2000, key=jax.random.key(3))["theta"].values[:, 0]
+    exact = x[:, None] / 2 + np.sqrt(0.05) * rng.standard_normal(draws.shape)
+    found = [c2st(a, b, key=jax.random.key(4)) for a, b in zip(exact, draws, strict=True)]
+    assert np.mean(found) < 0.62

@@ -73,8 +73,8 @@ def test_files_and_functions_that_a_page_names_exist(page):
 
 
 def test_what_does_not_exist_is_found():
-    text = "`fit`, `Nothing.at_all` and\n`_train` in `training/train.py`, `core/lost.py`, `gone/`"
-    assert absent(text) == ["core/lost.py", "gone/", "Nothing.at_all in training/train.py"]
+    text = "`train`, `Nothing.at_all` and\n`_Best` in `training/loop.py`, `core/lost.py`, `gone/`"
+    assert absent(text) == ["core/lost.py", "gone/", "Nothing.at_all in training/loop.py"]
 
 
 def test_every_folder_and_no_other_is_listed_in_order():

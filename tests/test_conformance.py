@@ -18,6 +18,7 @@ from scipy import stats
 import consilience as cs
 from consilience.model.data import make_layout
 from consilience.networks.density import build_density
+from consilience.networks.ensemble import Ensemble, EnsembleSummary, Stacked, StackedSummary
 from tests.conftest import TINY, quick
 from tests.own_parts import Extremes, Mixture, Sinh, Sums
 from tests.test_flows import bend
@@ -31,6 +32,12 @@ DENSITIES = {
     "affine": cs.Coupling(cs.Affine(), layers=1, width=8, depth=1, dropout=0.1),
     "own-transform": cs.Coupling(Sinh(), layers=1, width=8, depth=1),
     "own": Mixture(),
+    "ensemble": Ensemble(
+        cs.Coupling(cs.Affine(), layers=1, width=8, depth=1), members=2, shared=True
+    ),
+    "stacked": Stacked(
+        (cs.Coupling(cs.Affine(), layers=1, width=8, depth=1), Mixture()), (), shared=True
+    ),
 }
 
 SUMMARIES = {
@@ -39,6 +46,8 @@ SUMMARIES = {
     "convolutions": cs.Convolutions(width=8),
     "deep-set": cs.DeepSet(width=8, blocks=1),
     "set-transformer": cs.SetTransformer(width=8, heads=2, inducing=2, blocks=1),
+    "ensemble": EnsembleSummary(cs.DeepSet(width=8, blocks=1), members=2),
+    "stacked": StackedSummary((cs.Identity(), cs.Dense(width=8))),
     "own-module": Extremes(jnp.ones(3)),
     "own-description": Sums(),
 }

@@ -30,7 +30,7 @@ from consilience.cli import main as cli
 from consilience.cli.inputs import write_netcdf
 from consilience.posterior.datasets import draws_to_dataset
 from consilience.simulation.lock import StoreError
-from consilience.training.train import TrainingError
+from consilience.training.epochs import TrainingError
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "unchecked")

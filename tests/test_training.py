@@ -14,8 +14,8 @@ import pytest
 import consilience as cs
 from consilience.core import compiling
 from consilience.identity.learned import Networks
-from consilience.training import train as training
-from consilience.training.train import _Best
+from consilience.training import loop as training
+from consilience.training.loop import _Best
 from tests.conftest import LONG_OPTIONS, TINY, quick
 
 SGD = optax.sgd(1e-2)

@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from consilience.simulation.lock import StoreError, StoreInUseError
     from consilience.simulation.simulate import simulate, simulate_at
     from consilience.simulation.simulations import Simulations
+    from consilience.training.epochs import TrainingError
     from consilience.training.rounds import Atomic, Round, Truncated, sequential
-    from consilience.training.train import TrainingError, fit
+    from consilience.training.train import fit
 
 __version__ = version("consilience")
 
@@ -169,7 +170,8 @@ _HOMES = {
     "posterior.history": "History",
     "posterior.storage": "LoadError SaveError load",
     "training.rounds": "Atomic Round Truncated sequential",
-    "training.train": "TrainingError fit",
+    "training.epochs": "TrainingError",
+    "training.train": "fit",
     "diagnostics.calibration": "Calibration calibrate",
     "diagnostics.check": "Check",
     "diagnostics.scores": "score",

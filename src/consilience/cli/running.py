@@ -8,7 +8,7 @@ import jax
 
 from consilience.cli.codes import INTERRUPTED, NO_MEMORY
 from consilience.simulation.starting import StartError
-from consilience.training.train import TrainingError
+from consilience.training.epochs import TrainingError
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,6 +24,15 @@ def make_mesh(devices: Devices | None) -> Mesh | None:
     return Mesh(np.array(devices), (AXIS,))
 
 
+def check_devices(batch_size: int, mesh: Mesh | None):
+    """Refuse a batch that devices cannot share evenly."""
+    if mesh is not None and batch_size % mesh.size:
+        raise ValueError(
+            f"A batch of {batch_size} runs cannot be split evenly among {mesh.size} devices: "
+            "pass a batch_size that can, or fewer devices."
+        )
+
+
 def _wrong(devices: Any) -> str:
     return f"devices is a list of JAX devices, as in devices=jax.devices(), got {devices!r}."
 

@@ -7,12 +7,13 @@ or observed data without labels. All batches of an epoch are made at once.
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from consilience.core.types import Data, PRNGKey
 from consilience.identity.augmentation import Augmentation, Spread
 from consilience.identity.consistency import Queries, SelfConsistency, propose
-from consilience.identity.learned import Posterior, twice
+from consilience.identity.learned import Likelihood, Posterior, twice
 from consilience.model.data import Layout
 from consilience.model.priors import Prior
 
@@ -36,6 +37,13 @@ class Batch(NamedTuple):
     runs: Example
     queries: Queries | None = None
     unlabeled: Queries | None = None
+
+
+class Pairs(NamedTuple):
+    """Emulated pairs: how many `times` as many as runs, and the weight of the runs beside them."""
+
+    times: int
+    runs: float
 
 
 class EpochKeys(NamedTuple):
@@ -88,6 +96,24 @@ def query(
     return Queries(x, u, jax.lax.stop_gradient(jax.lax.map(draw, (x, keys))))
 
 
+def emulated(
+    prior: Prior, likelihood: Likelihood, runs: Example, times: int, key: PRNGKey
+) -> Queries:
+    """Parameters of the prior and data of the learned likelihood, `times` as many as runs.
+
+    Side information and masks are those of the runs.
+    """
+
+    def one(key, x):
+        k_theta, k_x = jax.random.split(key)
+        theta = prior.draw(k_theta)
+        u, _ = likelihood.parameters.to_vector(theta)
+        return Queries(likelihood.sample(k_x, theta, x), u)
+
+    x = jax.tree.map(lambda a: jnp.concatenate([a] * times, axis=1), runs.x)
+    return jax.lax.stop_gradient(twice(one)(jax.random.split(key, _shape(x)), x))
+
+
 def _augmented(augmentation: Augmentation, layout: Layout, x: Data, key: PRNGKey, spread: Spread):
     change = lambda x, k: augmentation(layout.named(x), k, layout, spread)  # noqa: E731
     keys = jax.random.split(key, _shape(x))
@@ -115,9 +141,17 @@ def make_batches(
     unlabeled: Data | None,
     order: Int[Array, "steps batch"],
     keys: EpochKeys,
+    likelihood: Likelihood | None = None,
+    pairs: Pairs | None = None,
 ) -> Batch:
-    """The batches of one epoch, along a leading axis of steps; `order` says which runs."""
+    """The batches of one epoch, along a leading axis of steps; `order` says which runs.
+
+    `pairs`: with these, the query datasets are drawn from the learned `likelihood`.
+    """
     runs = take(runs, order)
+    if pairs is not None:
+        assert prior is not None and likelihood is not None
+        return Batch(runs, emulated(prior, likelihood, runs, pairs.times, keys.queries))
     if settings is None:
         return Batch(runs)
     assert prior is not None and spread is not None

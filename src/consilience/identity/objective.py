@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from consilience.core.types import PRNGKey, Scalar
-from consilience.identity.batches import Batch, EpochKeys, Example, StepKeys, make_batches
+from consilience.identity.batches import (
+    Batch,
+    EpochKeys,
+    Example,
+    Pairs,
+    StepKeys,
+    make_batches,
+)
 from consilience.identity.consistency import SelfConsistency
 from consilience.identity.learned import Networks
 from consilience.identity.terms import (
@@ -30,6 +37,7 @@ from consilience.identity.terms import (
 from consilience.model.data import DataSpace
 from consilience.model.spaces import ParameterSpace
 from consilience.networks.base import Numbers
+from consilience.networks.density import BatchedDensity
 from consilience.networks.validity import Validity
 
 
@@ -43,6 +51,8 @@ class Objective(eqx.Module):
     `atoms`: M, where theta came from a proposal, not from the prior; else None.
     `validity`: the factor of the learned likelihood for runs that failed and were dropped.
     `more`: terms of the user's own.
+    `emulator`: a likelihood that was learned before, and is not trained here.
+    `pairs`: maximum likelihood over pairs that the emulator makes, beside the runs.
     """
 
     N_KEYS: ClassVar[int] = len(StepKeys._fields)
@@ -58,10 +68,14 @@ class Objective(eqx.Module):
     atoms: int | None = eqx.field(static=True, default=None)
     validity: Validity | None = None
     more: tuple[LossTerm, ...] = ()
+    emulator: BatchedDensity | None = None
+    pairs: Pairs | None = eqx.field(static=True, default=None)
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.model, self.parameters, self.data, self.exact, self.validity)
+        return Problem(
+            self.model, self.parameters, self.data, self.exact, self.validity, self.emulator
+        )
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -90,6 +104,8 @@ class Objective(eqx.Module):
             self.unlabeled,
             order,
             EpochKeys(*keys[: len(EpochKeys._fields)]),
+            self.problem.likelihood(networks),
+            self.pairs,
         )
 
     def maximum_likelihood(self, networks: Networks, runs: Example) -> dict[str, Numbers]:
@@ -108,6 +124,12 @@ class Objective(eqx.Module):
             terms["posterior"] = AtomicTerm(self.model.prior, self.atoms)(view, named.atoms)
         for term in self.more:
             terms[term.name] = term(view, own_key(named.atoms, term.name))
+        if self.pairs is not None:
+            cached, queries = view.evaluated.queries, batch.queries
+            assert cached is not None and cached.own is not None
+            assert queries is not None and queries.u is not None
+            terms["posterior"] *= self.pairs.runs
+            terms["emulated"] = -jnp.sum(self.problem.valid_share(queries.u) * cached.own)
         if self.settings is None:
             return terms, {}
         weight, labels = (schedule(progress) for schedule in self.settings.schedules)
@@ -128,7 +150,8 @@ class Objective(eqx.Module):
     def _view(
         self, networks: Networks, batch: Batch, key: PRNGKey | None, progress: Scalar
     ) -> View:
-        augmented = self.settings is not None and self.settings.augmentation is not None
+        jittered = self.settings is not None and self.settings.augmentation is not None
+        augmented = jittered or self.pairs is not None
         posterior = self.problem.posterior(networks)
         evaluated = evaluate(posterior, batch, key, augmented=augmented)
         return View(self.problem, networks, batch, evaluated, progress)

@@ -42,7 +42,7 @@ from consilience.model.model import Model
 from consilience.model.priors import Prior
 from consilience.model.spaces import ParameterSpace
 from consilience.networks.base import Numbers
-from consilience.networks.density import Dropout
+from consilience.networks.density import BatchedDensity, Dropout
 from consilience.networks.validity import Validity
 
 
@@ -78,10 +78,11 @@ def evaluate(
         parts.append(unlabeled.x)
     contexts = posterior.contexts(jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts))
     of_runs = take(contexts, slice(n))
-    of_queries = take(contexts, slice(n, 2 * n)) if augmented else of_runs
+    end = n + (len(jax.tree.leaves(queries.x)[0]) if queries is not None and augmented else 0)
+    of_queries = take(contexts, slice(n, end)) if augmented else of_runs
     of_unlabeled = None
     if unlabeled is not None:
-        of_unlabeled = Cached(take(contexts, slice(n + n * augmented, None)))
+        of_unlabeled = Cached(take(contexts, slice(end, None)))
     flow = posterior.flow
     dropout = None if key is None else Dropout(key)
     if queries is None:
@@ -92,7 +93,8 @@ def evaluate(
         both = jax.tree.map(lambda *parts: jnp.concatenate(parts), of_runs, of_queries)
         # Nothing is dropped at query datasets.
         dropout = None if key is None else Dropout(key, first=n)
-        log_q = flow.log_prob(jnp.concatenate([runs.u, runs.u]), both, dropout)
+        own = runs.u if queries.u is None else queries.u
+        log_q = flow.log_prob(jnp.concatenate([runs.u, own]), both, dropout)
         log_q, own = log_q[:n], log_q[n:]
     return Evaluated(log_q, Cached(of_queries, None if queries.u is None else own), of_unlabeled)
 
@@ -102,6 +104,7 @@ class Problem(eqx.Module):
 
     `exact`: the identity takes the model's own log-likelihood, not the learned one.
     `validity`: the factor of the learned likelihood for runs that failed and were dropped.
+    `emulator`: a likelihood that was learned before and is not trained further.
     """
 
     model: Model | None
@@ -109,6 +112,7 @@ class Problem(eqx.Module):
     data: DataSpace
     exact: bool = eqx.field(static=True, default=False)
     validity: Validity | None = None
+    emulator: BatchedDensity | None = None
 
     def posterior(self, networks: Networks) -> Posterior:
         return Posterior(networks.summary, networks.posterior, self.parameters, self.data)
@@ -116,13 +120,24 @@ class Problem(eqx.Module):
     def joint(self, networks: Networks) -> Joint:
         if self.model is None:
             raise ValueError("Maximum likelihood alone is trained without the model's densities.")
-        prior, flow = networks.prior, networks.likelihood
+        prior = networks.prior
         return make_joint(
             self.model,
             None if prior is None else LearnedPrior(prior, self.parameters),
-            None if flow is None else Likelihood(flow, self.parameters, self.data, self.validity),
+            self.likelihood(networks),
             exact=self.exact,
         )
+
+    def likelihood(self, networks: Networks) -> Likelihood | None:
+        """The learned likelihood: trained with the posterior, or before it."""
+        flow = self.emulator if networks.likelihood is None else networks.likelihood
+        return None if flow is None else Likelihood(flow, self.parameters, self.data, self.validity)
+
+    def valid_share(self, u: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The shares of parameters of the prior among those whose runs do not fail."""
+        if self.validity is None:
+            return jnp.full(len(u), 1.0 / len(u))
+        return jax.nn.softmax(jax.vmap(self.validity.log_prob)(u))
 
 
 class View(NamedTuple):
@@ -231,7 +246,7 @@ class LikelihoodTerm(eqx.Module):
     name = "likelihood"
 
     def each(self, view: View, key: PRNGKey | None) -> Numbers:
-        runs, data, flow = view.batch.runs, view.posterior.data, view.networks.likelihood
+        runs, data, flow = view.batch.runs, view.problem.data, view.networks.likelihood
         assert flow is not None
         if key is None:
             x = jax.vmap(lambda x: data.dequantise(x, None))(runs.x)

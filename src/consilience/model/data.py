@@ -27,6 +27,7 @@ from consilience.core.arrays import (
 from consilience.core.compiling import on_device
 from consilience.core.types import Data, PRNGKey
 from consilience.model.run import DATA
+from consilience.model.tails import Tails, find_tails
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +221,15 @@ class Layout:
 
 
 class DataSpace(eqx.Module):
-    """A layout with the scale of a training set: data in and out of the standard form."""
+    """A layout with the scale of a training set: data in and out of the standard form.
+
+    `tails`: the arrays with entries that are put on another scale first, and how.
+    """
 
     loc: dict[str, Array]
     scale: dict[str, Array]
     layout: Layout = eqx.field(static=True)
+    tails: dict[str, Tails] = eqx.field(default_factory=dict)
 
     def standardise(self, x: Data) -> dict[str, Array]:
         """One dataset, named, on the scale of the training set; a mask as ones and zeros."""
@@ -252,6 +257,8 @@ class DataSpace(eqx.Module):
         full = {n: jnp.broadcast_to(self.spread(n), self.layout.shapes[n]) for n in self.scale}
         for name in self._counts:
             full[name] = full[name] / root_slope(parts[name] + 0.5)
+        for name, tails in self.tails.items():
+            full[name] = self.scale[name] * jnp.exp(-tails.log_slope(parts[name]))
         if self.layout.mask_name is not None:
             full[self.layout.mask_name] = jnp.ones(self.layout.rows)
         return jnp.log(self.layout.units(full).values)
@@ -260,6 +267,10 @@ class DataSpace(eqx.Module):
         """Data in the user's form from values on a likelihood's scale and what is not simulated."""
         result = dict(aside)
         for name, part in self.layout.from_units(values).items():
+            if name in self.tails:
+                moved = part * self.scale[name] + self.loc[name]
+                result[name] = self.tails[name].back(moved)
+                continue
             result[name] = part * self.spread(name)
             if name in self._counts:
                 result[name] = jnp.floor(unroot(result[name] + root(self.loc[name])))
@@ -268,8 +279,14 @@ class DataSpace(eqx.Module):
         return self.layout.unnamed(result)
 
     def spread(self, name: str) -> Array:
-        """The standard deviation of an array's entries; of counts, about that of their roots."""
+        """The standard deviation of an array's entries; of counts, about that of their roots.
+
+        Of entries on another scale, that of their middle.
+        """
         scale = self.scale[name]
+        if name in self.tails:
+            tails = self.tails[name]
+            return scale * jnp.exp(-tails.log_slope(tails.back(self.loc[name])))
         return scale * root_slope(self.loc[name]) if name in self._counts else scale
 
     @property
@@ -281,9 +298,13 @@ class DataSpace(eqx.Module):
         return {name: jnp.asarray(parts[name], dtype=float) for name in self.layout.names}
 
     def _scaled(self, parts: dict[str, Array]) -> dict[str, Array]:
+        moved = {
+            name: self.tails[name].forward(part) if name in self.tails else part
+            for name, part in parts.items()
+        }
         return {
             name: (part - self.loc[name]) / self.scale[name] if name in self.loc else part
-            for name, part in parts.items()
+            for name, part in moved.items()
         }
 
 
@@ -310,7 +331,7 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
     layout = layout_of(x, kind)
     arrays = {name: np.asarray(part) for name, part in layout.named(x).items()}
     mask = arrays[layout.mask_name].astype(bool) if layout.mask_name is not None else None
-    loc, scale = {}, {}
+    loc, scale, tails = {}, {}, {}
     varying = [array for name, array in arrays.items() if name in layout.data_names]
     n = len(varying[0])
     if n > 1 and all((array == array[:1]).all() for array in varying):
@@ -322,8 +343,14 @@ def data_space(x: Data, kind: Kind | None) -> DataSpace:
         if name != layout.mask_name:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)
             what = "The data" if layout.bare else f"The data {name!r}"
-            loc[name], scale[name] = _moments(array, pooled, mask, what)
-    return DataSpace(loc=loc, scale=scale, layout=layout)
+            values = _rows(array, mask) if pooled else array.astype(float)
+            warn_if_coarse(values, what)
+            found = None if layout.kind.counts else find_tails(values)
+            if found is not None:
+                tails[name] = found
+                values = np.asarray(found.forward(on_device(values)), float)
+            loc[name], scale[name] = _moments(values)
+    return DataSpace(loc=loc, scale=scale, layout=layout, tails=tails)
 
 
 def layout_of(x: Any, kind: Kind | None) -> Layout:
@@ -357,13 +384,15 @@ def make_layout(shapes: dict[str, tuple[int, ...]], kind: Kind | None, bare: boo
     return layout
 
 
-def _moments(array: np.ndarray, pooled: bool, mask: np.ndarray | None, what: str):
-    """Mean and standard deviation of each entry, over all rows of a set alike if pooled."""
+def _rows(array: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """All rows of all sets, without padding."""
     values = array.astype(float)
-    if pooled:
-        values = values[mask] if mask is not None else values.reshape(-1, *array.shape[2:])
+    return values[mask] if mask is not None else values.reshape(-1, *array.shape[2:])
+
+
+def _moments(values: np.ndarray) -> tuple[Array, Array]:
+    """Mean and standard deviation of each entry."""
     loc, scale = values.mean(axis=0), values.std(axis=0)
-    warn_if_coarse(values, what)
     # A constant entry says nothing: it becomes zero, not a division by zero. Below the least
     # normal number, a device may take a scale for zero.
     constant = scale <= np.maximum(1e-9 * np.abs(loc), np.finfo(computed_in()).tiny)

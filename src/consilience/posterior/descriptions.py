@@ -19,7 +19,8 @@ import numpy as np
 from consilience.core.compiling import on_device
 from consilience.model import data
 from consilience.model.data import DataSpace, Layout, Set, make_layout
-from consilience.networks import flow, summary, transforms
+from consilience.model.tails import Tails
+from consilience.networks import ensemble, flow, summary, transforms
 from consilience.networks.density import ConditionalDensity
 from consilience.networks.recipe import Recipe
 from consilience.networks.summary import Summary
@@ -38,6 +39,8 @@ _DESCRIPTIONS = {
         *(data.Vector, data.Series, data.Set),
         *(summary.Identity, summary.Dense, summary.Convolutions),
         *(summary.DeepSet, summary.SetTransformer),
+        *(ensemble.Ensemble, ensemble.Stacked),
+        *(ensemble.EnsembleSummary, ensemble.StackedSummary),
     )
 }
 LIBRARY = tuple(_DESCRIPTIONS.values())
@@ -187,7 +190,7 @@ LONGEST = 2**40
 """The largest dataset that a layout may describe."""
 
 
-def empty_space(layout: Layout, room: Room) -> DataSpace:
+def empty_space(layout: Layout, room: Room, bent: tuple[str, ...] = ()) -> DataSpace:
     """A space of data whose scales are still to be filled in."""
     if make_layout(layout.shapes, layout.kind, layout.bare) != layout:
         raise ValueError("the description of its data contradicts itself.")
@@ -198,7 +201,8 @@ def empty_space(layout: Layout, room: Room) -> DataSpace:
         if name != layout.mask_name:
             pooled = isinstance(layout.kind, Set) and layout.by_row(name)
             arrays[name] = on_device(room.zeros(layout.shapes[name][pooled:]))
-    return DataSpace(arrays, arrays, layout)
+    tails = {name: Tails(arrays[name], arrays[name]) for name in bent}
+    return DataSpace(arrays, arrays, layout, tails)
 
 
 @dataclasses.dataclass(frozen=True)

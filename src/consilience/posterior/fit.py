@@ -36,6 +36,7 @@ from consilience.posterior.blocks import in_blocks
 from consilience.posterior.datasets import draws_to_dataset, evidence_to_dataset
 from consilience.posterior.history import History
 from consilience.posterior.methods import FEWEST, OVERSAMPLE, Method, chosen, correct
+from consilience.posterior.out_of_fold import OutOfFold
 from consilience.simulation.limits import check_draws
 from consilience.simulation.simulations import Simulations
 
@@ -53,6 +54,7 @@ class Fit(eqx.Module):
     recipe: Recipe = eqx.field(static=True)
     history: History = eqx.field(static=True)
     origin: Origin | None = eqx.field(static=True, default=None)
+    out_of_fold: OutOfFold | None = None
 
     @keyed("fit.sample(x, n, key=key)")
     def sample(
@@ -345,6 +347,7 @@ def assemble(
     history: History,
     validity: Validity | None = None,
     origin: Origin | None = None,
+    out_of_fold: OutOfFold | None = None,
 ) -> Fit:
     """Trained networks and their spaces as a `Fit`."""
     flow, prior = networks.likelihood, networks.prior
@@ -360,4 +363,5 @@ def assemble(
         recipe=recipe,
         history=history,
         origin=origin,
+        out_of_fold=out_of_fold,
     )

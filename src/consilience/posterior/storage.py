@@ -36,7 +36,8 @@ from consilience.posterior.descriptions import (
     plain,
 )
 from consilience.posterior.fit import Fit, assemble
-from consilience.posterior.history import History
+from consilience.posterior.history import History, Tried
+from consilience.posterior.out_of_fold import OutOfFold
 from consilience.posterior.parts import MissingPartError, Parts
 from consilience.posterior.room import Room
 from consilience.posterior.static import differences, notes_of
@@ -75,9 +76,11 @@ def save(fit: Fit, path: str | Path) -> Path:
         "checksum": _checksum(tensors),
         "model": {**_shapes(fit.model), "fingerprint": fit.model.prior.fingerprint},
         "layout": encode(fit.posterior.data.layout),
+        "tails": list(fit.posterior.data.tails),
         "recipe": encode(fit.recipe),
         "static": notes_of(fit.recipe, fit.networks),
         "validity": _validity(fit) is not None,
+        "out_of_fold": None if fit.out_of_fold is None else list(fit.out_of_fold.draws.shape),
         "history": {
             **dataclasses.asdict(fit.history),
             "terms": {name: values.tolist() for name, values in fit.history.terms.items()},
@@ -141,14 +144,17 @@ def _rebuild(
     room = Room(4 * held + SPARE)
     described["summary"] = summary or described["summary"]
     recipe = decode(described, parts, held + SPARE)
-    space = empty_space(decode(meta["layout"], parts), room)
+    space = empty_space(decode(meta["layout"], parts), room, tuple(meta.get("tails", ())))
     parameters = ParameterSpace(model.prior)
     networks = build_networks(measured(recipe, room), parameters, space, room)
     # Files of versions before do not hold notes.
     _check_static(differences(meta.get("static", {}), notes_of(recipe, networks)), path)
     validity = Validity(parameters.dim, room) if meta.get("validity") else None
-    networks, (loc, scale), space, validity = _fill(
-        (networks, (parameters.loc, parameters.scale), space, validity), tensors, path
+    judged = None
+    if (shape := meta.get("out_of_fold")) is not None:
+        judged = OutOfFold.empty(tuple(shape), room)
+    networks, (loc, scale), space, validity, judged = _fill(
+        (networks, (parameters.loc, parameters.scale), space, validity, judged), tensors, path
     )
     return assemble(
         model,
@@ -159,6 +165,7 @@ def _rebuild(
         _history(meta["history"]),
         validity,
         _origin(meta.get("origin")),
+        judged,
     )
 
 
@@ -173,8 +180,12 @@ def _check_static(odd: list[str], path: Path):
 
 def _history(held: dict[str, Any]) -> History:
     terms = {name: np.array(values, float) for name, values in held["terms"].items()}
-    check_fields(History, {**held, "terms": terms})
-    return History(**{**held, "terms": terms})
+    rows = held.get("tried", ())
+    for row in rows:
+        check_fields(Tried, row)
+    held = {**held, "terms": terms, "tried": tuple(Tried(**row) for row in rows)}
+    check_fields(History, held)
+    return History(**held)
 
 
 def _origin(held: dict[str, Any] | None) -> Origin | None:
@@ -188,7 +199,8 @@ def _origin(held: dict[str, Any] | None) -> Origin | None:
 
 def _numbers(fit: Fit):
     parameters = fit.posterior.parameters
-    return fit.networks, (parameters.loc, parameters.scale), fit.posterior.data, _validity(fit)
+    scales = parameters.loc, parameters.scale
+    return fit.networks, scales, fit.posterior.data, _validity(fit), fit.out_of_fold
 
 
 def _validity(fit: Fit) -> Validity | None:

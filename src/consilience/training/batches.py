@@ -36,17 +36,32 @@ class Part(NamedTuple):
 
 
 class Whole:
-    """All runs, on the device throughout."""
+    """All runs, or those at `index`, on the device throughout.
 
-    def __init__(self, examples: Example, batch_size: int, mesh: Mesh | None):
+    `fewest`: the steps that an epoch has at least; where there are fewer runs, it passes several
+    times over them.
+    """
+
+    def __init__(
+        self,
+        examples: Example,
+        batch_size: int,
+        mesh: Mesh | None,
+        index: np.ndarray | None = None,
+        fewest: int = 1,
+    ):
         self.examples, self.batch_size = replicate(examples, mesh), batch_size
-        self.steps = len(self) // batch_size
+        self.index = np.arange(len(self.examples.u)) if index is None else index
+        self.passes = -(-fewest // max(1, len(self) // batch_size))
+        self.steps = self.passes * (len(self) // batch_size)
 
     def __len__(self) -> int:
-        return len(self.examples.u)
+        return len(self.index)
 
     def epoch(self, rng: Generator) -> Iterator[Part]:
-        yield Part(self.examples, _order(rng, len(self), self.batch_size))
+        orders = [_order(rng, len(self), self.batch_size) for _ in range(self.passes)]
+        picked = self.index[np.concatenate(orders)].astype(np.int32)
+        yield Part(self.examples, picked)
 
 
 class Streamed:

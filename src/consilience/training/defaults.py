@@ -166,11 +166,7 @@ def check_plan(
     plan: Plan, train: int, held_out: int, patience: int | None, atoms: int | None = None
 ):
     """Refuse settings that contradict one another."""
-    if not 1 <= plan.batch_size <= train:
-        raise ValueError(
-            f"batch_size must be between 1 and the {train} training simulations "
-            f"({held_out} more are held out for validation), got {plan.batch_size}."
-        )
+    check_batch(plan.batch_size, train, held_out)
     if plan.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {plan.epochs}.")
     if patience is not None and patience < 1:
@@ -180,6 +176,15 @@ def check_plan(
     if atoms is not None and not 2 <= atoms <= plan.batch_size:
         raise ValueError(
             f"atoms must be between 2 and the batch size of {plan.batch_size}, got {atoms}."
+        )
+
+
+def check_batch(batch_size: int, train: int, held_out: int):
+    """Refuse a batch larger than the runs that it is taken from."""
+    if not 1 <= batch_size <= train:
+        raise ValueError(
+            f"batch_size must be between 1 and the {train} training simulations "
+            f"({held_out} more are held out for validation), got {batch_size}."
         )
 
 

@@ -16,7 +16,14 @@ from consilience.identity.learned import Networks
 ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 """The default optimizer, before its learning rate. One object, so that it compiles once."""
 
+KEEP = 0.98
+"""How much of the averaged weights each step keeps."""
+
 VALIDATION_BLOCK = 256
+
+
+class TrainingError(RuntimeError):
+    """Training cannot continue: in too many steps the loss or its gradient was not finite."""
 
 
 class State(NamedTuple):
@@ -25,6 +32,7 @@ class State(NamedTuple):
     networks: Networks
     opt_state: Any
     step: Any
+    average: Any = None
 
 
 def _pack(arrays, optimizer: optax.GradientTransformation | None):
@@ -39,6 +47,7 @@ def _pack(arrays, optimizer: optax.GradientTransformation | None):
 def _run_epoch(
     state: State, examples: Example, order, key, total, rate, *, loss, optimizer, schedule, mesh
 ):
+    """One epoch. `state.average`: weights averaged over the last steps, or None for none."""
     # All keys at once: every call that makes random numbers takes long to compile.
     keys = jax.random.split(key, (len(order) + 1, loss.N_KEYS))
     batches, keys = loss.batches(state.networks, examples, order, keys[0]), keys[1:]
@@ -57,7 +66,7 @@ def _run_epoch(
     def step(carry, part):
         batch, keys, progress, rate = part
         batch = split_leading(batch, mesh)
-        params, opt_state = carry
+        params, opt_state, average = carry
         (value, (terms, info)), gradient = jax.value_and_grad(batch_loss, has_aux=True)(
             params, batch, keys, progress
         )
@@ -68,12 +77,20 @@ def _run_epoch(
             updates = -rate * updates
         new = (optax.apply_updates(params, updates), new_opt_state)
         params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
-        return (params, opt_state), {"loss": value, **terms, **info, "ok": ok}
+        if average is not None:
+            average = KEEP * average + (1 - KEEP) * params
+        return (params, opt_state, average), {"loss": value, **terms, **info, "ok": ok}
 
-    start, parts = (params, state.opt_state), (batches, keys, progress, rates)
-    (params, opt_state), info = jax.lax.scan(step, start, parts)
+    average = (
+        None
+        if state.average is None
+        else ravel_pytree(eqx.filter(state.average, eqx.is_inexact_array))[0]
+    )
+    start, parts = (params, state.opt_state, average), (batches, keys, progress, rates)
+    (params, opt_state, average), info = jax.lax.scan(step, start, parts)
     networks = eqx.combine(unpack(params), static)
-    return State(networks, opt_state, state.step + len(order)), info
+    average = None if average is None else eqx.combine(unpack(average), static)
+    return State(networks, opt_state, state.step + len(order), average), info
 
 
 long_epoch = compiled(_run_epoch)
@@ -81,7 +98,7 @@ short_epoch = compiled(_run_epoch, quick=True)
 
 
 @compiled
-def validate(networks: Networks, held_out: Example, loss):
+def validate(networks: eqx.Module, held_out: Example, loss):
     """The mean held-out losses, in blocks; the last is filled up with runs that do not count."""
     n = len(held_out.u)
     blocks = -(-n // VALIDATION_BLOCK)

@@ -1,0 +1,64 @@
+"""Networks that start at ridge regression: a linear model is there before the first step.
+
+A flow first shifts and scales its values by an affine map of their condition. Set to the ridge
+regression of the values on the condition, with the spread of its leave-one-out residuals as
+scale, a new flow is the linear Gaussian model, and training starts from there.
+"""
+
+from typing import TypeVar
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from consilience.core.compiling import on_device
+from consilience.networks.density import BatchedDensity
+from consilience.networks.flow import MAX_LOG_SCALE, Flow
+
+D = TypeVar("D", bound=BatchedDensity)
+
+PENALTIES = np.logspace(-6, 4, 41)
+"""Candidates for the penalty, relative to the number of runs, chosen for each value apart."""
+
+
+def start_at_ridge(density: D, conditions: np.ndarray, values: np.ndarray) -> D:
+    """A new flow with its frame at the ridge regression of `values` on `conditions`.
+
+    Densities of another kind are returned as they are.
+    """
+    if not isinstance(density, Flow):
+        return density
+    weight, bias, spread = ridge(conditions, values)
+    log_scale = np.log(np.maximum(spread, 1e-3))
+    raw = MAX_LOG_SCALE * np.arctanh(log_scale / MAX_LOG_SCALE)
+    full = np.concatenate([weight, np.zeros_like(weight)])
+    return eqx.tree_at(
+        lambda flow: (flow.frame.weight, flow.frame.bias),
+        density,
+        (on_device(full), on_device(np.concatenate([bias, raw]))),
+    )
+
+
+def ridge(
+    x: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n q"]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights (q, p), biases and residual spread, penalties by leave-one-out errors."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    n = len(x)
+    mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
+    left, sizes, right = np.linalg.svd(x - mean_x, full_matrices=False)
+    target = left.T @ (y - mean_y)
+    best = np.full(y.shape[1], np.inf)
+    weight = np.zeros((y.shape[1], x.shape[1]))
+    for penalty in PENALTIES * n:
+        shrink = sizes**2 / (sizes**2 + penalty)
+        fitted = left @ (shrink[:, None] * target)
+        leverage = 1 / n + (left**2) @ shrink
+        errors = (y - mean_y - fitted) / np.maximum(1 - leverage, 1e-3)[:, None]
+        loss = np.mean(errors**2, axis=0)
+        better = loss < best
+        best = np.where(better, loss, best)
+        factor = np.where(sizes > 0, shrink / np.maximum(sizes, 1e-30), 0.0)
+        found = ((right.T * factor) @ target).T
+        weight = np.where(better[:, None], found, weight)
+    return weight, mean_y - weight @ mean_x, np.sqrt(best)
