@@ -343,3 +343,87 @@ def test_training_settings_and_competing_recipes_exclude_each_other(model, sims)
         cs.fit(model, sims, key=jax.random.key(0), effort="fast")
     with pytest.raises(ValueError, match="half of the 150 runs"):
         cs.fit(model, sims, key=jax.random.key(0), members=100)
+
+
+# Every kind of model and of data
+
+
+def padded(key, theta):
+    """Counts of varying number, with an exposure for each that is known."""
+    k_n, k_t, k_x = jax.random.split(key, 3)
+    exposure = jax.random.uniform(k_t, (6, 1), minval=0.5, maxval=2.0)
+    there = jnp.arange(6) < jax.random.randint(k_n, (), 2, 7)
+    counts = jax.random.poisson(k_x, theta["rate"] * exposure)
+    return {"y": counts * there[:, None], "t": exposure, "there": there.astype(float)}
+
+
+PADDED = cs.Set(side=("t",), mask="there", counts=True)
+
+
+def test_sets_of_counts_with_side_information_and_a_mask():
+    model = cs.Model({"rate": dist.Gamma(2.0, 0.5)}, padded, data=PADDED)
+    sims = cs.simulate(model, N, key=jax.random.key(0))
+    fit = competing(model, sims, summary=cs.DeepSet(width=8, blocks=1))
+    assert fit.history.tried[1].members == MEMBERS or fit.history.tried[1].decision
+    draws = fit.sample(jax.tree.map(lambda a: a[0], sims.x), 50, key=jax.random.key(2))
+    assert (draws["rate"] > 0).all()
+    assert np.isfinite(fit.out_of_fold.log_prob).all()
+
+
+def test_a_prior_without_density_gets_a_learned_one():
+    prior = cs.ImplicitPrior(lambda key: {"mu": jax.random.normal(key)})
+    model = cs.Model(prior, lambda key, t: t["mu"] + jax.random.normal(key, (3,)))
+    sims = cs.simulate(model, N, key=jax.random.key(0))
+    fit = competing(model, sims, prior=TINY)
+    evidence = fit.log_evidence(sims.x[0], 100, key=jax.random.key(1))
+    assert fit.prior is not None and np.isfinite(evidence["log_evidence"]).all()
+
+
+def test_runs_that_failed_are_a_factor_of_the_likelihood():
+    def simulator(key, theta):
+        x = theta + jax.random.normal(key, (2,))
+        return jnp.where(theta > 1.0, jnp.nan, x)
+
+    model = cs.Model(dist.Normal(0.0, 1.0), simulator)
+    sims = cs.simulate(model, 2 * N, key=jax.random.key(0)).drop_invalid()
+    fit = competing(model, sims)
+    assert fit.likelihood is not None and fit.likelihood.validity is not None
+    draws = fit.sample(np.array([2.0, 2.0]), 500, key=jax.random.key(1))["theta"]
+    assert np.mean(draws > 1.2) < 0.1
+
+
+def test_runs_are_streamed_from_a_store(model, tmp_path):
+    sims = cs.simulate(model, N, key=jax.random.key(0), store=tmp_path / "runs.zarr")
+    memory = sims.nbytes
+    fit = competing(
+        model, cs.Simulations.open(tmp_path / "runs.zarr"), memory=2 * memory // 3, batch_size=8
+    )
+    assert len(fit.out_of_fold.run) == N
+    tests = cs.simulate(model, 500, key=jax.random.key(99))
+    exact = exact_log_posterior(tests.theta["theta"], np.asarray(tests.x))
+    assert np.mean(exact - fit.log_prob(tests.theta, tests.x)) < 0.3
+
+
+def test_data_found_to_be_a_set_have_likelihoods_of_rows_and_of_all(caplog):
+    model = cs.Model(dist.Normal(0.0, 1.0), lambda key, t: t + jax.random.normal(key, (4, 1)))
+    sims = cs.simulate(model, N, key=jax.random.key(0))
+    fit = competing(model, sims, summary=cs.DeepSet(width=8, blocks=1))
+    names = [one.name for one in fit.history.tried]
+    assert "emulator: mean and noise, rows together" in names
+    heaviest = max(fit.history.tried[1:], key=lambda one: one.weight)
+    kept = fit.posterior.data.layout.kind
+    if heaviest.weight > 0:
+        assert kept.independent == ("rows together" not in heaviest.name)
+
+
+def test_a_report_and_a_figure_show_an_ensemble(fit, sims, tmp_path):
+    path = fit.report(
+        tmp_path / "report.html",
+        sims.x[0],
+        key=jax.random.key(0),
+        n=100,
+        predictive=50,
+        progress=False,
+    )
+    assert "emulator: mean and noise" in path.read_text()
+    assert cs.plots.losses(fit.history) is not None

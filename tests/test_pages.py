@@ -20,6 +20,7 @@ from consilience.cli.main import _parser
 from consilience.model.data import Vector, make_layout
 from consilience.tasks import gmm, two_moons
 from consilience.training import defaults
+from consilience.training.candidates import as_markdown
 from consilience.training.defaults import default_plan
 
 ROOT = Path(__file__).parent.parent
@@ -157,6 +158,11 @@ def plans():
         "few": default_plan(vectors, rows[2], 2, 128, **alone),
         "many": default_plan(vectors, rows[2], 2, 5000, **alone),
     }
+
+
+def test_the_recipes_on_a_page_are_those_of_the_library():
+    """If not, the tables are those of `python -c` with `candidates.as_markdown()`."""
+    assert as_markdown() in (DOCS / "choices.md").read_text()
 
 
 def test_the_weights_that_a_page_names_are_those_of_the_library(plans):

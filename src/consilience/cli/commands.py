@@ -174,6 +174,7 @@ def fit(options: argparse.Namespace) -> int:
         key=jax.random.key(options.seed),
         self_consistency=False if options.no_self_consistency else None,
         epochs=options.epochs,
+        effort=options.effort,
         progress=not options.quiet,
     )
     saved = save_somewhere(result, options.out)

@@ -100,6 +100,11 @@ def _add_fit(commands: Any):
         "--no-self-consistency", action="store_true", help="maximum likelihood alone (NPE)"
     )
     parser.add_argument("--epochs", type=_count, metavar="E", help="passes over the runs")
+    parser.add_argument(
+        "--effort",
+        choices=("quick", "standard", "thorough"),
+        help="without a likelihood: how many recipes compete, and for how long (standard)",
+    )
     _add_quiet(parser)
 
 

@@ -223,8 +223,9 @@ class Model(eqx.Module):
         return "\n".join(["Model", *lines, f"  log-likelihood: {given}"])
 
 
-def short(kind: Kind) -> str:
-    """A kind with only what differs from its defaults."""
-    values = {f.name: (getattr(kind, f.name), f.default) for f in dataclasses.fields(kind)}
+def short(described: Any) -> str:
+    """A kind, or another description, with only what differs from its defaults."""
+    names = [(f.name, f.default) for f in dataclasses.fields(described)]
+    values = {name: (getattr(described, name), default) for name, default in names}
     said = [f"{name}={value!r}" for name, (value, default) in values.items() if value != default]
-    return f"{type(kind).__name__}({', '.join(said)})"
+    return f"{type(described).__name__}({', '.join(said)})"

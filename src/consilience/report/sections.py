@@ -150,6 +150,12 @@ def _recipe(found: Findings) -> list[tuple[Any, Any]]:
     if found.fit.origin is None:
         return [("Recipe", "not kept by the version that made this fit")]
     said = found.fit.origin.settings
+    if "effort" in said:
+        return [
+            ("Effort", said["effort"]),
+            ("Networks in an ensemble", number(said["members"])),
+            ("Batch size", number(said["batch_size"])),
+        ]
     rate = f"{said['optimizer']}, learning rate {said['learning_rate']}, {said['schedule']}"
     rows: list[tuple[Any, Any]] = [
         ("Epochs", number(said["epochs"])),
@@ -181,6 +187,8 @@ def _recipe(found: Findings) -> list[tuple[Any, Any]]:
 
 def _training(found: Findings) -> Html:
     h = found.fit.history
+    if h.tried:
+        return _competition(found)
     loss = h.terms["loss"]
     kept = listed([f"{name} of epoch {epoch}" for name, epoch in h.best_epochs.items()])
     ended = {"finished": "ran to its end", "early": "stopped early"}.get(h.stopped, "was stopped")
@@ -199,6 +207,44 @@ def _training(found: Findings) -> Html:
                 plots.losses(h),
                 f"Losses over {len(loss)} epochs: {ends}. Kept: {kept}.",
                 "The loss and its terms, epoch by epoch.",
+            ),
+        ]
+    )
+
+
+def _competition(found: Findings) -> Html:
+    """The recipes that competed, and why each was kept or dropped."""
+    h = found.fit.history
+    best = max(h.tried, key=lambda one: one.weight)
+    rows = [
+        (
+            one.name,
+            f"{one.score:.3f}",
+            number(one.runs),
+            f"{one.weight:.2f}",
+            number(one.members),
+            f"{one.seconds:.0f}",
+            one.decision,
+        )
+        for one in h.tried
+    ]
+    ended = "was stopped" if h.stopped == "interrupted" else "ended"
+    return joined(
+        [
+            text(
+                f"Recipes competed by the log density of runs that they were not trained on; "
+                f"training {ended} after {h.seconds:.0f} s. The posterior is their mixture with "
+                "these weights."
+            ),
+            table(
+                "Recipes",
+                ("Recipe", "Held-out log density", "Runs", "Weight", "Networks", "s", "Decision"),
+                rows,
+            ),
+            figure(
+                plots.losses(h),
+                f"Losses of one network of the recipe {best.name}, epoch by epoch.",
+                f"One network of the recipe with the largest weight: {best.name}.",
             ),
         ]
     )

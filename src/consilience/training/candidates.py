@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import equinox as eqx
 
 from consilience.model.data import Layout
+from consilience.model.model import short
 from consilience.networks.density import ConditionalDensity
 from consilience.networks.flow import Coupling
 from consilience.networks.summary import Summary, default_summary
@@ -26,20 +27,18 @@ class Work(NamedTuple):
     """What an effort allows.
 
     `members`: of each ensemble. `steps`: the most of one member, for each of its networks.
-    `candidates`: how many of the table compete, from its top. `refine`: whether the chosen
-    candidate is trained further by self-consistency.
+    `candidates`: how many of the table compete, from its top.
     """
 
     members: int
     steps: int
     candidates: int
-    refine: bool
 
 
 EFFORTS: dict[Effort, Work] = {
-    "quick": Work(members=3, steps=3000, candidates=3, refine=False),
-    "standard": Work(members=5, steps=8000, candidates=5, refine=True),
-    "thorough": Work(members=10, steps=24_000, candidates=6, refine=True),
+    "quick": Work(members=3, steps=3000, candidates=3),
+    "standard": Work(members=5, steps=8000, candidates=5),
+    "thorough": Work(members=10, steps=24_000, candidates=6),
 }
 
 
@@ -153,3 +152,28 @@ def candidates_for(
 
 def _networks(candidate: Candidate) -> tuple:
     return candidate.posterior, candidate.likelihood, candidate.summary, candidate.large
+
+
+def as_markdown() -> str:
+    """The recipes and the efforts as the tables of the page on choices."""
+
+    def code(spec: ConditionalDensity | None) -> str:
+        return "none" if spec is None else f"`cs.{short(spec).replace('=Affine', '=cs.Affine')}`"
+
+    recipes = [
+        "| recipe | why it is there | posterior | likelihood |",
+        "|---|---|---|---|",
+        *(
+            f"| {c.name} | {c.why} | {code(c.posterior)} | {code(c.likelihood)} |"
+            for c in CANDIDATES
+        ),
+    ]
+    efforts = [
+        "| `effort` | recipes, from the top | networks in each | most steps of a network |",
+        "|---|---|---|---|",
+        *(
+            f'| `"{name}"` | {work.candidates} | {work.members} | {work.steps:,} |'
+            for name, work in EFFORTS.items()
+        ),
+    ]
+    return "\n".join([*recipes, "", *efforts])

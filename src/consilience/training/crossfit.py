@@ -204,7 +204,7 @@ def held_out_density(setup: Setup, networks: Networks, index: np.ndarray) -> np.
 
 def in_blocks(setup: Setup, index: np.ndarray, function: Callable) -> np.ndarray:
     """A function of runs in blocks of one size; the last is filled up."""
-    size = min(BLOCK, len(setup.simulations))
+    size = min(BLOCK, len(setup.simulations), setup.room or BLOCK)
     starts = range(0, len(index), size)
     padded = np.resize(index, len(starts) * size)
     parts = [np.asarray(function(setup.some(padded[i : i + size]))) for i in starts]

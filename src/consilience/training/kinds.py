@@ -7,7 +7,6 @@ for random orders. Rows are independent given the parameters if the log-likeliho
 over rows.
 """
 
-import dataclasses
 import logging
 import math
 
@@ -18,7 +17,7 @@ from numpy.random import Generator
 from consilience.core.compiling import compiled
 from consilience.model.data import Kind, Series, Set, default_kind, layout_of
 from consilience.model.host import OnHost
-from consilience.model.model import Model
+from consilience.model.model import Model, short
 from consilience.simulation.simulations import Simulations
 
 logger = logging.getLogger(__name__)
@@ -66,20 +65,10 @@ def find_kind(model: Model, simulations: Simulations) -> Kind | None:
             layout.show(layout.shapes),
             "a set of rows" if isinstance(kind, Set) else "a series",
             why,
-            _brief(kind),
-            _brief(Series() if isinstance(kind, Set) else Set()),
+            short(kind),
+            short(Series() if isinstance(kind, Set) else Set()),
         )
     return kind
-
-
-def _brief(kind: Kind) -> str:
-    """A kind as one writes it, without what is as by default."""
-    given = [
-        f"{field.name}={getattr(kind, field.name)!r}"
-        for field in dataclasses.fields(kind)
-        if getattr(kind, field.name) != field.default
-    ]
-    return f"{type(kind).__name__}({', '.join(given)})"
 
 
 @compiled
