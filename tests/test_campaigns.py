@@ -503,7 +503,7 @@ CHUNK, WINDOW = 2, 4
 
 
 @pytest.mark.parametrize(
-    ("runs", "times"), [(200, 3), pytest.param(2000, 20, marks=pytest.mark.slow)]
+    ("runs", "times"), [(100, 2), pytest.param(2000, 20, marks=pytest.mark.slow)]
 )
 def test_a_campaign_killed_again_and_again_ends_like_one_left_alone(runs, times, tmp_path):
     """On two processes, each kill by SIGKILL at a random moment."""

@@ -17,7 +17,7 @@ import consilience as cs
 from consilience.identity.learned import Posterior
 from consilience.networks.ensemble import EnsembleDensity, Stacked, stack
 from consilience.networks.flow import Coupling
-from consilience.training.candidates import CANDIDATES, EFFORTS, candidates_for
+from consilience.training.candidates import CANDIDATES, EFFORTS, Work, candidates_for
 from consilience.training.folds import make_folds
 from consilience.training.portfolio import race
 from consilience.training.ridge import ridge, start_at_ridge
@@ -29,6 +29,14 @@ N, MEMBERS = 150, 3
 
 def simulator(key, theta):
     return jnp.concatenate([theta, theta[:1] - theta[1:]]) + 0.3 * jax.random.normal(key, (3,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """Few steps: these problems are simple."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EFFORTS, "quick", Work(members=3, steps=1000, candidates=3))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +397,8 @@ def test_runs_that_failed_are_a_factor_of_the_likelihood():
     fit = competing(model, sims)
     assert fit.likelihood is not None and fit.likelihood.validity is not None
     draws = fit.sample(np.array([2.0, 2.0]), 500, key=jax.random.key(1))["theta"]
-    assert np.mean(draws > 1.2) < 0.1
+    # Without the factor it is N(4/3, 1/3), and 0.59 of it lies there.
+    assert np.mean(draws > 1.2) < 0.25
 
 
 def test_runs_are_streamed_from_a_store(model, tmp_path):

@@ -161,6 +161,7 @@ def run_quick(name: str, folder) -> dict[str, dict]:
     return {row["method"]: row for row in read_rows(folder)}
 
 
+@pytest.mark.slow
 def test_quick_mixture_self_consistency_helps(cache, tmp_path):
     rows = run_quick("gmm", tmp_path)
     assert rows["SC-NPE"]["mmd"] < 0.7 * rows["NPE"]["mmd"]

@@ -52,6 +52,7 @@ def draws(fit, corrected):
     return fit.sample(X, 1000, key=jax.random.key(3), corrected=corrected)["theta"].values[:, 0]
 
 
+@pytest.mark.slow
 def test_posterior_and_evidence_are_exact_where_runs_fail():
     sims = cs.simulate(MODEL, 4000, key=jax.random.key(0))
     assert 0.18 < sims.invalid.mean() < 0.24
