@@ -261,7 +261,8 @@ def report(rows, consistent, first, growth, others, floor) -> str:
         lines += [
             "",
             f"With K = 10 it trains in {ours / plain:.2f} of BayesFlow's time for plain NPE.",
-            "No peer has self-consistency.",
+            "No released peer has self-consistency in training; BayesFlow has merged an "
+            "experimental form of it, expected in its 2.1.",
         ]
     lines += [
         "",
