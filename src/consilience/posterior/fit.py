@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 
 class Fit(eqx.Module):
-    """The posterior of a model for any dataset, and the likelihood if it was learned."""
+    """The posterior of a model for any dataset, and the likelihood if it was learned.
+
+    `history`: how training went, with the table of the recipes that competed.
+    `out_of_fold`: where they did, the log density and draws of each run by a network that has not
+    seen it; else None.
+    """
 
     model: Model
     posterior: Posterior
