@@ -436,3 +436,69 @@ def test_a_report_and_a_figure_show_an_ensemble(fit, sims, tmp_path):
     )
     assert "emulator: mean and noise" in path.read_text()
     assert cs.plots.losses(fit.history) is not None
+
+
+# What a review of this code has found
+
+
+@pytest.mark.parametrize(("n", "p"), [(16, 20), (50, 100), (50, 49), (200, 5)])
+def test_ridge_of_noise_has_the_spread_of_new_noise(n, p):
+    """With more conditions than runs, a fit that passes through all runs is not the best."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((n, p)), rng.standard_normal((n, 2))
+    weight, bias, spread = ridge(x, y)
+    new_x, new_y = rng.standard_normal((2000, p)), rng.standard_normal((2000, 2))
+    errors = np.sqrt(np.mean((new_y - new_x @ weight.T - bias) ** 2, axis=0))
+    assert (errors < 1.5).all() and (np.abs(np.log(spread / errors)) < 0.4).all()
+
+
+def test_a_member_that_diverges_is_left_out(model, sims, monkeypatch):
+    from consilience.training import portfolio
+
+    whole = portfolio.train_fold
+
+    calls = []
+
+    def diverging(setup, candidate, fold, rng, stop):
+        """The last of all members."""
+        result = whole(setup, candidate, fold, rng, stop)
+        calls.append(candidate.name)
+        bad = len(calls) == 2 * MEMBERS
+        return result._replace(log_q=result.log_q * np.nan) if bad else result
+
+    monkeypatch.setattr(portfolio, "train_fold", diverging)
+    fit = competing(model, sims)
+    assert len(calls) == 2 * MEMBERS
+    assert len(np.unique(fit.out_of_fold.member)) == MEMBERS - 1
+    assert np.isfinite(fit.out_of_fold.log_prob).all()
+
+
+def test_a_module_as_summary_is_loaded_either_way(model, sims, tmp_path):
+    net = Halves(jnp.ones(3))
+    fit = competing(model, sims, summary=net)
+    path = fit.save(tmp_path / "fit.safetensors")
+    first = cs.load(path, model, parts=[net])
+    second = cs.load(path, model, summary=net)
+    for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+class Halves(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return x["data"] * self.weight
+
+
+def test_few_runs_have_fewer_members(model):
+    sims = cs.simulate(model, 12, key=jax.random.key(0))
+    fit = cs.fit(
+        model,
+        sims,
+        key=jax.random.key(1),
+        posterior=TINY,
+        likelihood=False,
+        effort="thorough",
+        progress=False,
+    )
+    assert fit.origin.settings["members"] == 6

@@ -84,6 +84,65 @@ def test_exchangeable_rows_are_rarely_taken_for_a_series():
     assert kinds.count(cs.Set()) >= 19
 
 
+def wave(key, theta):
+    """A frequency that only the order of rows shows, and neighbours alike or not by it."""
+    k_phase, k_noise = jax.random.split(key)
+    phase = jax.random.uniform(k_phase, maxval=2 * jnp.pi)
+    time = jnp.arange(20.0)
+    return jnp.sin(4 * theta["rho"] * time + phase)[:, None] + 0.1 * jax.random.normal(
+        k_noise, (20, 1)
+    )
+
+
+def swinging(key, theta):
+    """An autoregression with coefficients of both signs."""
+    noise = jax.random.normal(key, (20, 1))
+
+    def step(value, e):
+        value = 0.6 * jnp.tanh(theta["mu"]) * value + e
+        return value, value
+
+    return jax.lax.scan(step, jnp.zeros(1), noise)[1]
+
+
+@pytest.mark.parametrize("simulator", [wave, swinging])
+def test_neighbours_that_are_alike_in_some_runs_make_a_series(simulator):
+    model = cs.Model(PRIOR, simulator)
+    for seed in range(4):
+        sims = cs.simulate(model, 300, key=jax.random.key(seed))
+        assert find_kind(model, sims) == cs.Series()
+
+
+def test_a_likelihood_of_ordered_rows_is_that_of_a_series():
+    def ordered(key, theta):
+        return jnp.sort(jax.random.normal(key, (8, 1)), axis=0)
+
+    def log_likelihood(theta, x):
+        inside = jnp.all(x[1:] >= x[:-1])
+        return jnp.where(inside, dist.Normal(0.0, 1.0).log_prob(x).sum(), -jnp.inf)
+
+    model = cs.Model(PRIOR, ordered, log_likelihood)
+    assert find_kind(model, cs.simulate(model, 50, key=jax.random.key(0))) == cs.Series()
+
+
+def test_whole_numbers_stay_whole_for_the_likelihood():
+    def classes(key, theta):
+        return jax.random.categorical(key, jnp.stack([theta["mu"], 0.0]), shape=(8, 1))
+
+    def log_likelihood(theta, x):
+        return jax.nn.log_softmax(jnp.stack([theta["mu"], 0.0]))[x].sum()
+
+    model = cs.Model(PRIOR, classes, log_likelihood)
+    assert find_kind(model, cs.simulate(model, 50, key=jax.random.key(0))) == cs.Set()
+
+
+def test_one_recipe_takes_rows_that_were_tested_together():
+    model = cs.Model(PRIOR, rows)
+    sims = cs.simulate(model, 100, key=jax.random.key(0))
+    found = quick(model, sims).posterior.data.layout.kind
+    assert found == cs.Set(independent=False)
+
+
 def test_what_is_declared_stays(caplog):
     model = cs.Model(PRIOR, rows, data=cs.Series())
     assert find_kind(model, cs.simulate(model, 50, key=jax.random.key(0))) == cs.Series()
@@ -136,6 +195,8 @@ def test_heavy_tails_are_found_and_map_back(name):
         np.append(RNG.normal(-5, 1, 1000), RNG.normal(5, 1, 1000)),
         RNG.integers(0, 2, 2000).astype(float),
         np.zeros(2000),
+        np.maximum(RNG.standard_normal(2000), 0.0),
+        np.where(RNG.uniform(size=2000) < 0.6, 0.0, RNG.normal(5.0, 0.1, 2000)),
     ],
 )
 def test_other_values_stay_as_they_are(y):

@@ -17,8 +17,14 @@ GAIN = 0.1
 """How many nats a value must gain, in the mean, for its entry to change."""
 WIDTHS = (0.05, 0.2, 0.5)
 """Quantiles of the distances from the centre that are tried as widths."""
+CHANCE = 5.0
+"""How many nats more all values of an entry together must gain."""
+REPEATED = 0.05
+"""An entry stays as it is if one value has more than this share, and not all are whole numbers."""
 MOST = 5000
 """The most values of an entry that are looked at."""
+ENTRIES = 4096
+"""Larger data, such as images, stay as they are."""
 FARTHEST = 60.0
 """The largest size on the new scale that is mapped back: of this size numbers are 1e26."""
 
@@ -63,6 +69,8 @@ def find_tails(values: Float[np.ndarray, "n *entries"]) -> Tails | None:
     True
     """
     flat = values.reshape(len(values), -1).astype(np.float64)
+    if flat.shape[1] > ENTRIES:
+        return None
     if len(flat) > MOST:
         flat = flat[np.linspace(0, len(flat) - 1, MOST).astype(int)]
     centre, width = np.zeros(flat.shape[1]), np.full(flat.shape[1], np.inf)
@@ -77,13 +85,18 @@ def find_tails(values: Float[np.ndarray, "n *entries"]) -> Tails | None:
 def _best(y: np.ndarray) -> tuple[float, float]:
     """The centre and the width for the values of one entry."""
     # Values that repeat, as counts do, would have an infinite density: the least step blurs them.
-    distinct = np.unique(y)
+    distinct, counts = np.unique(y, return_counts=True)
     if len(distinct) < 10:
+        return 0.0, np.inf
+    # A value that many have, such as zero, in continuous data: no width is right for both.
+    if counts.max() > REPEATED * len(y) and np.any(distinct != np.floor(distinct)):
         return 0.0, np.inf
     if len(distinct) < 0.5 * len(y):
         step = np.diff(distinct).min()
         y = y + step * (np.random.default_rng(0).uniform(size=len(y)) - 0.5)
-    best, found = _log_density(y, np.zeros_like(y)) + GAIN, (0.0, np.inf)
+    # Some of the gain is chance where there are few values.
+    least = GAIN + CHANCE / len(y)
+    best, found = _log_density(y, np.zeros_like(y)) + least, (0.0, np.inf)
     for centre in (0.0, float(np.median(y))):
         away = np.abs(y - centre)
         for width in np.quantile(away, WIDTHS):

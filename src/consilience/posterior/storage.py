@@ -25,6 +25,7 @@ from consilience.core.provenance import Origin
 from consilience.identity.learned import build_networks
 from consilience.model.model import Model
 from consilience.model.spaces import ParameterSpace
+from consilience.networks.ensemble import EnsembleSummary, StackedSummary
 from consilience.networks.validity import Validity
 from consilience.posterior.descriptions import (
     LIBRARY,
@@ -123,7 +124,7 @@ def load(
             "cs.load takes a path and then the cs.Model that was fitted, got "
             f"{type(path).__name__} and {type(model).__name__}."
         )
-    path, own = Path(path), Parts(parts, LIBRARY)
+    path, own = Path(path), Parts([*parts, *([] if summary is None else [summary])], LIBRARY)
     meta, tensors = _read(path)
     with _told(path):
         _check_model(meta["model"], model, path)
@@ -142,7 +143,8 @@ def _rebuild(
     held = sum(array.size for array in tensors.values())
     # Building draws some values that networks do not keep.
     room = Room(4 * held + SPARE)
-    described["summary"] = summary or described["summary"]
+    if summary is not None and not _joined(described["summary"]):
+        described["summary"] = summary
     recipe = decode(described, parts, held + SPARE)
     space = empty_space(decode(meta["layout"], parts), room, tuple(meta.get("tails", ())))
     parameters = ParameterSpace(model.prior)
@@ -167,6 +169,12 @@ def _rebuild(
         _origin(meta.get("origin")),
         judged,
     )
+
+
+def _joined(described: Any) -> bool:
+    """Whether a summary network is made of several."""
+    joined = (EnsembleSummary.__name__, StackedSummary.__name__)
+    return isinstance(described, dict) and described.get("type") in joined
 
 
 def _check_static(odd: list[str], path: Path):

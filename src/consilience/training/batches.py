@@ -88,6 +88,12 @@ class Streamed:
         self.chunks = np.split(self.index, ends)
         self.parts = -(-len(index) // room)
         self.size = len(index) // self.parts // batch_size * batch_size
+        if not self.size:
+            raise ValueError(
+                f"memory leaves room for {room} runs at a time, too few to cut {len(index)} runs "
+                f"into parts of whole batches of {batch_size}: pass more memory, or a smaller "
+                "batch_size."
+            )
         self.steps = self.parts * (self.size // batch_size)
 
     def __len__(self) -> int:

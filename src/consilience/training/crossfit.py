@@ -85,7 +85,7 @@ class Setup(NamedTuple):
         index = index[: min(limits)] if limits else index
         if self.examples is not None:
             return jax.tree.map(lambda a: a[index], self.examples)
-        return to_examples(self.parameters, self.simulations, index)
+        return to_examples(self.parameters, self.simulations[index])
 
 
 class Trained(NamedTuple):
@@ -97,6 +97,7 @@ class Trained(NamedTuple):
     record: list[dict[str, float]]
     best_epochs: dict[str, int]
     seconds: float
+    finished: bool = True
 
 
 def train_fold(
@@ -142,6 +143,7 @@ def train_fold(
         member.record,
         {"posterior": member.best_epoch, **best_epochs},
         time.perf_counter() - begun,
+        member.finished,
     )
 
 

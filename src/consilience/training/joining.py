@@ -1,7 +1,7 @@
 """From the members of the chosen candidates to one posterior, and what it says out of fold."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -54,12 +54,12 @@ def join(
     candidates: Sequence[Candidate],
     results: dict[tuple[int, int], Trained],
     weights: dict[int, float],
-    members: int,
+    members: Sequence[int],
 ) -> tuple[Networks, Recipe, DataSpace]:
     """The mixture of the chosen candidates, its description, and the data of its likelihood."""
     dim, layout = setup.parameters.dim, setup.data.layout
     parts = [
-        _ensemble(candidates[c], [results[c, f].networks for f in range(members)], dim, layout)
+        _ensemble(candidates[c], [results[c, f].networks for f in members], dim, layout)
         for c in weights
     ]
     whole = parts[0]
@@ -87,7 +87,7 @@ def join(
     if chosen is None:
         networks = Networks(whole.summary, whole.posterior, None, None)
         return networks, whole.described, setup.data
-    trained = [results[chosen, f].networks for f in range(members) if (chosen, f) in results]
+    trained = [results[chosen, f].networks for f in members if (chosen, f) in results]
     likelihood, first = _mixed([n.likelihood for n in trained], candidates[chosen].likelihood)
     prior, second = _mixed([n.prior for n in trained], setup.prior)
     networks = Networks(whole.summary, whole.posterior, likelihood, prior)
@@ -144,18 +144,18 @@ def _mixed(networks: list[Any], spec: Any) -> tuple[Any, Any]:
 
 def out_of_fold(
     setup: Setup,
-    folds: Sequence[Fold],
+    folds: Mapping[int, Fold],
     results: dict[tuple[int, int], Trained],
     weights: dict[int, float],
     rng: Generator,
 ) -> OutOfFold:
     """Densities and draws of every run by the members that have not seen it."""
-    dim, total = setup.parameters.dim, sum(len(fold.held_out) for fold in folds)
+    dim, total = setup.parameters.dim, sum(len(fold.held_out) for fold in folds.values())
     n = max(1, min(DRAWS, MOST_DRAWN // (dim * total)))
     key = random_key(rng, setup.key)
     share = np.array(list(weights.values()))
     parts = []
-    for f, fold in enumerate(folds):
+    for f, fold in folds.items():
         log_q = np.stack([results[c, f].log_q for c in weights], axis=1)
         drawn = []
         for c in weights:

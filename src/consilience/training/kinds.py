@@ -13,6 +13,7 @@ import math
 import jax
 import numpy as np
 from numpy.random import Generator
+from scipy import stats
 
 from consilience.core.compiling import compiled
 from consilience.model.data import Kind, Series, Set, default_kind, layout_of
@@ -26,20 +27,26 @@ VALUES = 40_000
 """The most values that are tested: the first runs that have so many."""
 FEWEST = 20
 """With fewer runs the order of rows cannot be tested."""
+LONGEST = 1000
+"""The most values of a run that are tested."""
 ORDERS = 999
 """Random orders that a statistic is compared with."""
 LEVEL = 0.01
 """Rows count as ordered below this p-value, divided by the number of statistics."""
+LAGS = 3
+"""How far apart rows are whose likeness is looked at."""
 LIKELIHOODS = 32
 """Runs at which a log-likelihood is evaluated."""
-TOLERANCE = 1e-3
+TOLERANCE = 1e-5
 """How far sums of log-likelihoods may differ by rounding, relative to their size."""
 
 
-def find_kind(model: Model, simulations: Simulations) -> Kind | None:
+def find_kind(model: Model, simulations: Simulations, *, rows_open: bool = True) -> Kind | None:
     """The kind of the data of a model: what the user declared, else what can be found.
 
-    The finding is logged once, with how to declare it.
+    The finding is logged once, with how to declare it. Runs show that rows are exchangeable, and
+    not that they are independent. `rows_open`: whether that is left to recipes that compete; if
+    not, a likelihood is learned of all rows together.
     """
     if model.data is not None:
         return model.data
@@ -58,6 +65,8 @@ def find_kind(model: Model, simulations: Simulations) -> Kind | None:
         kind, why = _by_likelihood(model, runs, x, rng)
     else:
         kind, why = _by_runs(x, rng)
+        if isinstance(kind, Set) and not rows_open:
+            kind = Set(independent=False)
     if kind is not None:
         logger.warning(
             "Data of the shape %s are taken as %s: %s. To declare it: cs.Model(..., data=cs.%s), "
@@ -80,7 +89,7 @@ def _by_likelihood(model: Model, runs: Simulations, x: np.ndarray, rng: Generato
     """Whether a log-likelihood changes with the order of rows, and whether it is a sum of them."""
     n = min(LIKELIHOODS, len(runs))
     few = runs[:n]
-    x = x[:n].astype(float)
+    x = x[:n]
 
     def at(values: np.ndarray) -> np.ndarray:
         found = values if not isinstance(few.x, dict) else {next(iter(few.x)): values}
@@ -107,8 +116,10 @@ def _by_likelihood(model: Model, runs: Simulations, x: np.ndarray, rng: Generato
 
 
 def _close(first: np.ndarray, second: np.ndarray, where: np.ndarray) -> bool:
-    scale = np.maximum(1.0, np.maximum(np.abs(first[where]), np.abs(second[where])))
-    return bool(np.all(np.abs(first[where] - second[where]) <= TOLERANCE * scale))
+    first, second = first[where], second[where]
+    scale = np.maximum(1.0, np.maximum(np.abs(first), np.abs(second)))
+    near = np.abs(first - second) <= TOLERANCE * scale
+    return bool(np.all(near & np.isfinite(first) & np.isfinite(second)))
 
 
 def _by_runs(x: np.ndarray, rng: Generator):
@@ -117,9 +128,12 @@ def _by_runs(x: np.ndarray, rng: Generator):
     if n < FEWEST:
         return Series(), f"{n} runs are too few to test whether rows are exchangeable"
     flat = x.reshape(n, rows, -1).astype(float)
+    # Of large data, some columns and the first rows.
+    rows = min(rows, LONGEST)
+    flat = flat[:, :rows, :: -(-flat.shape[2] * rows // LONGEST)]
     # Ranks among all rows: the test must not hang on a few extreme values.
-    order = flat.reshape(n * rows, -1).argsort(axis=0).argsort(axis=0)
-    flat = (order / (n * rows - 1) - 0.5).reshape(flat.shape)
+    ranks = stats.rankdata(flat.reshape(n * rows, -1), axis=0)
+    flat = (ranks / (n * rows) - 0.5).reshape(flat.shape)
     found = _statistics(flat)
     shuffled = []
     for _ in range(ORDERS):
@@ -138,7 +152,12 @@ def _statistics(x: np.ndarray) -> np.ndarray:
     level = np.sum(own.mean(axis=0) ** 2)
     size = own**2 - (own**2).mean(axis=1, keepdims=True)
     spread = np.sum(size.mean(axis=0) ** 2)
-    near = abs(np.mean(np.sum(own[:, 1:] * own[:, :-1], axis=1)))
+    # Squared for each run: neighbours may be alike in some runs and unlike in others.
+    rows = x.shape[1]
+    near = sum(
+        np.sum(np.sum(own[:, lag:] * own[:, :-lag], axis=1) ** 2)
+        for lag in range(1, min(LAGS, rows - 1) + 1)
+    )
     # Where rows move with the parameters: a slope over time that differs from run to run.
     time = np.linspace(-1, 1, x.shape[1])
     slope = np.sum(np.einsum("t,ntk->nk", time, own) ** 2)

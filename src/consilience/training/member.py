@@ -51,6 +51,7 @@ class Member(NamedTuple):
     best_epoch: int
     record: list[dict[str, float]]
     seconds: float
+    finished: bool = True
 
 
 def train_member(
@@ -107,7 +108,8 @@ def train_member(
             fresh = ADAM.init(on_device(np.zeros(size)))
             state = State(best, replicate(fresh, mesh), state.step, best)
     best = to_one_device(best, mesh)
-    return Member(best, best_loss, best_epoch, record, time.perf_counter() - begun)
+    finished = stop is None or not stop.is_set()
+    return Member(best, best_loss, best_epoch, record, time.perf_counter() - begun, finished)
 
 
 def _row(parts: list[dict[str, np.ndarray]], held_out: float) -> dict[str, float]:

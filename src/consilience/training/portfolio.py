@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpy.random import Generator
+from scipy import stats
 from tqdm.auto import tqdm
 
 from consilience.core.arrays import as_count
@@ -47,8 +48,9 @@ from consilience.training.prepare import find_validity, to_examples
 from consilience.training.stacking import stacking_weights
 
 logger = logging.getLogger(__name__)
-CLEARLY = 2.0
-"""How many standard errors a candidate may be behind the best, in its mean held-out density."""
+
+CLEARLY = 0.977
+"""How sure it must be that a candidate is behind the best, by a t-test of held-out densities."""
 SLACK = 0.1
 """How many nats it may be behind besides: stacking gains from different candidates."""
 NOT_FINITE = (
@@ -92,13 +94,13 @@ def fit_portfolio(
 ) -> Fit:
     """The fit in which recipes compete."""
     effort = "standard" if effort is None else effort
-    if effort not in EFFORTS:
+    if not isinstance(effort, str) or effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}.")
-    work = EFFORTS[effort]
-    if members is not None:
-        members = as_count(members, "members, the number of networks in each ensemble,")
-        work = work._replace(members=members)
-    n = len(simulations)
+    work, n = EFFORTS[effort], len(simulations)
+    if members is None:
+        members = min(work.members, n // 2)
+    members = as_count(members, "members, the number of networks in each ensemble,")
+    work = work._replace(members=members)
     if not 1 <= work.members <= n // 2:
         raise ValueError(f"members must be between 1 and half of the {n} runs, got {work.members}.")
     for_folds, for_training, for_validity = generator(key).spawn(3)
@@ -116,7 +118,8 @@ def fit_portfolio(
         data=data,
         simulations=simulations,
         examples=to_examples(parameters, simulations) if room is None else None,
-        room=room,
+        # Each thread reads parts of its own.
+        room=None if room is None else max(1, room // _workers(mesh)),
         batch_size=batch_size,
         prior=prior,
         validity=find_validity(parameters, simulations.attempts, None, for_validity)
@@ -200,9 +203,9 @@ def compete(
         if stop.is_set():
             raise KeyboardInterrupt
         raise TrainingError(NOT_FINITE)
-    # Fewer than there are folds where training was interrupted.
-    members = min(sum((c, f) in results for f in range(len(folds))) for c in left)
-    log_q = {c: np.concatenate([results[c, f].log_q for f in range(members)]) for c in left}
+    # Fewer than there are folds where training was interrupted, or a member diverged.
+    members = [f for f in range(len(folds)) if all((c, f) in results for c in left)]
+    log_q = {c: np.concatenate([results[c, f].log_q for f in members]) for c in left}
     weights = dict(zip(left, stacking_weights(np.stack(list(log_q.values()), 1)), strict=True))
     chosen = {c: weight for c, weight in weights.items() if weight > 0}
     networks, recipe, data = join(setup, candidates, results, chosen, members)
@@ -216,7 +219,7 @@ def compete(
         simulations=len(setup.simulations),
         tried=_table(candidates, results, log_q, weights, dropped),
     )
-    judged = out_of_fold(setup, folds[:members], results, chosen, rng)
+    judged = out_of_fold(setup, {f: folds[f] for f in members}, results, chosen, rng)
     return Outcome(networks, recipe, data, history, judged)
 
 
@@ -231,7 +234,8 @@ def race(log_q: Sequence[np.ndarray | None]) -> dict[int, str]:
             continue
         behind = log_q[best] - part
         error = behind.std(ddof=1) / np.sqrt(len(behind)) if len(behind) > 1 else np.inf
-        if behind.mean() > SLACK + CLEARLY * error:
+        # With few runs a normal limit would drop what is behind by chance.
+        if behind.mean() > SLACK + stats.t.ppf(CLEARLY, max(1, len(behind) - 1)) * error:
             dropped[c] = f"{behind.mean():.2f} nats behind on the first fold"
     return dropped
 
@@ -256,7 +260,7 @@ def _table(
                 runs=len(scores),
                 members=len(mine),
                 weight=float(weight),
-                seconds=round(sum(one.seconds for one in mine), 2),
+                seconds=round(float(sum(one.seconds for one in mine)), 2),
                 decision=dropped.get(c) or ("kept" if weight > 0 else "adds nothing to the others"),
             )
         )
@@ -270,11 +274,17 @@ def _in_threads(
 
     Those that diverged are left out.
     """
-    # Devices that share a batch wait for each other, which two threads would prevent.
-    workers = 1 if mesh is not None or jax.default_backend() != "cpu" else cores()
     done: dict[Any, Trained] = {}
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: dict[Future, Any] = {pool.submit(job): name for name, job in jobs.items()}
+    # Settings of JAX may hold for a thread alone.
+    config: Any = jax.config
+    wide, device = bool(config.jax_enable_x64), config.jax_default_device
+
+    def run(job: Callable[[], Trained]) -> Trained:
+        with jax.enable_x64(wide), jax.default_device(device):
+            return job()
+
+    with ThreadPoolExecutor(_workers(mesh)) as pool:
+        waiting: dict[Future, Any] = {pool.submit(run, job): name for name, job in jobs.items()}
 
         def collect(timeout: float | None):
             finished, _ = wait(waiting, timeout, FIRST_COMPLETED)
@@ -283,7 +293,7 @@ def _in_threads(
                 if not future.cancelled():
                     result = future.result()
                     bar.update()
-                    if np.isfinite(result.log_q).all():
+                    if np.isfinite(result.log_q).all() and (result.finished or not done):
                         done[name] = result
                         bar.set_postfix({"held-out log density": f"{result.log_q.mean():.3f}"})
 
@@ -303,6 +313,12 @@ def _in_threads(
                 future.cancel()
             raise
     return done
+
+
+def _workers(mesh: Mesh | None) -> int:
+    """How many members train at once: on a CPU, one on each core."""
+    # Devices that share a batch wait for each other, which two threads would prevent.
+    return 1 if mesh is not None or jax.default_backend() != "cpu" else cores()
 
 
 def cores() -> int:

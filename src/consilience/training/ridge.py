@@ -29,7 +29,8 @@ def start_at_ridge(density: D, conditions: np.ndarray, values: np.ndarray) -> D:
     if not isinstance(density, Flow):
         return density
     weight, bias, spread = ridge(conditions, values)
-    log_scale = np.log(np.maximum(spread, 1e-3))
+    limit = 0.99 * MAX_LOG_SCALE
+    log_scale = np.clip(np.log(np.maximum(spread, 1e-30)), -limit, limit)
     raw = MAX_LOG_SCALE * np.arctanh(log_scale / MAX_LOG_SCALE)
     full = np.concatenate([weight, np.zeros_like(weight)])
     return eqx.tree_at(
@@ -47,18 +48,26 @@ def ridge(
     n = len(x)
     mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
     left, sizes, right = np.linalg.svd(x - mean_x, full_matrices=False)
+    # Centred values have no part along a constant.
+    there = sizes > 1e-10 * max(sizes.max(initial=0.0), 1e-300)
+    left, sizes, right = left[:, there], sizes[there], right[there]
     target = left.T @ (y - mean_y)
+    # The part of the values, and of each run, that no direction reaches.
+    beyond = y - mean_y - left @ target
+    outside = np.maximum(1 - 1 / n - np.sum(left**2, axis=1), 0.0)
     best = np.full(y.shape[1], np.inf)
     weight = np.zeros((y.shape[1], x.shape[1]))
     for penalty in PENALTIES * n:
-        shrink = sizes**2 / (sizes**2 + penalty)
-        fitted = left @ (shrink[:, None] * target)
-        leverage = 1 / n + (left**2) @ shrink
-        errors = (y - mean_y - fitted) / np.maximum(1 - leverage, 1e-3)[:, None]
+        # What a penalty leaves of each direction, and not one minus the rest: with as many
+        # conditions as runs both parts of the quotient below are tiny.
+        left_over = penalty / (sizes**2 + penalty)
+        residual = beyond + left @ (left_over[:, None] * target)
+        free = np.maximum(outside + (left**2) @ left_over, 1e-10)
+        errors = residual / free[:, None]
         loss = np.mean(errors**2, axis=0)
         better = loss < best
         best = np.where(better, loss, best)
-        factor = np.where(sizes > 0, shrink / np.maximum(sizes, 1e-30), 0.0)
+        factor = sizes / (sizes**2 + penalty)
         found = ((right.T * factor) @ target).T
         weight = np.where(better[:, None], found, weight)
     return weight, mean_y - weight @ mean_x, np.sqrt(best)

@@ -131,15 +131,6 @@ def fit(
     room = part_size(simulations, memory)
     # Runs are alike: where not all can be held, scales and checks come from the first.
     some = simulations if room is None else simulations[:room]
-    if start is None:
-        parameters = parameter_space(model.prior, simulations.theta)
-        data = data_space(some.x, find_kind(model, some))
-    else:
-        parameters, data = start.posterior.parameters, start.posterior.data
-        if any(spec is not None for spec in (posterior, likelihood or None, prior, summary)):
-            raise ValueError("A fit to start from has its networks: pass start, or networks.")
-        posterior, likelihood = start.recipe.posterior, start.recipe.likelihood
-        prior, summary = start.recipe.prior, start.recipe.summary
     mesh = make_mesh(devices)
     course = {
         "start": start,
@@ -160,7 +151,17 @@ def fit(
     exact = model.likelihood is not None and self_consistency is not False
     alone = self_consistency is False and (likelihood or prior) is not None
     few = len(simulations) < FEWEST_RUNS
-    if not (given or exact or alone or few):
+    competes = not (given or exact or alone or few)
+    if start is None:
+        parameters = parameter_space(model.prior, simulations.theta)
+        data = data_space(some.x, find_kind(model, some, rows_open=competes))
+    else:
+        parameters, data = start.posterior.parameters, start.posterior.data
+        if any(spec is not None for spec in (posterior, likelihood or None, prior, summary)):
+            raise ValueError("A fit to start from has its networks: pass start, or networks.")
+        posterior, likelihood = start.recipe.posterior, start.recipe.likelihood
+        prior, summary = start.recipe.prior, start.recipe.summary
+    if competes:
         return fit_portfolio(
             model,
             simulations,
