@@ -217,6 +217,8 @@ def test_candidates_are_narrowed_by_what_is_given():
     assert len(names(emulate=True)) == EFFORTS["standard"].candidates
     assert names(emulate=False) == ["NPE", "linear NPE"]
     assert names(emulate=False, posterior=TINY) == ["NPE"]
+    thorough = candidates_for("thorough", emulate=True)
+    assert len(thorough) == len(CANDIDATES) and thorough[-1].jointly
     every = candidates_for("standard", emulate=True, posterior=TINY, likelihood=TINY)
     assert [c.name for c in every] == ["NPE", "emulator: mean and noise"]
     assert all(c.posterior == TINY for c in every) and every[1].likelihood == TINY
@@ -368,6 +370,7 @@ def padded(key, theta):
 PADDED = cs.Set(side=("t",), mask="there", counts=True)
 
 
+@pytest.mark.slow
 def test_sets_of_counts_with_side_information_and_a_mask():
     model = cs.Model({"rate": dist.Gamma(2.0, 0.5)}, padded, data=PADDED)
     sims = cs.simulate(model, N, key=jax.random.key(0))
@@ -502,3 +505,13 @@ def test_few_runs_have_fewer_members(model):
         progress=False,
     )
     assert fit.origin.settings["members"] == 6
+
+
+@pytest.mark.slow
+def test_an_emulator_is_followed_by_self_consistency(model, sims, monkeypatch):
+    """Both networks are trained to agree, and the better of the two posteriors is kept."""
+    monkeypatch.setitem(EFFORTS, "thorough", Work(members=2, steps=300, candidates=7))
+    fit = competing(model, sims, effort="thorough", members=2)
+    tried = {one.name: one for one in fit.history.tried}
+    assert np.isfinite(tried["emulator, then self-consistency"].score)
+    assert tried["emulator, then self-consistency"].score > tried["NPE"].score - 1.0

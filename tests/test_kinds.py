@@ -70,7 +70,7 @@ def test_the_kind_is_found(simulator, log_likelihood, kind, caplog):
 @pytest.mark.parametrize("simulator", [walk, trend])
 def test_ordered_rows_are_not_taken_for_a_set(simulator):
     model = cs.Model(PRIOR, simulator)
-    for seed in range(10):
+    for seed in range(4):
         sims = cs.simulate(model, 300, key=jax.random.key(seed))
         assert find_kind(model, sims) == cs.Series()
 
@@ -78,10 +78,10 @@ def test_ordered_rows_are_not_taken_for_a_set(simulator):
 def test_exchangeable_rows_are_rarely_taken_for_a_series():
     model = cs.Model(PRIOR, rows)
     kinds = [
-        find_kind(model, cs.simulate(model, 300, key=jax.random.key(seed))) for seed in range(20)
+        find_kind(model, cs.simulate(model, 300, key=jax.random.key(seed))) for seed in range(10)
     ]
-    # One in a hundred is expected.
-    assert kinds.count(cs.Set()) >= 19
+    # One in a hundred is expected to look ordered.
+    assert kinds.count(cs.Set()) >= 9
 
 
 def wave(key, theta):
@@ -108,7 +108,7 @@ def swinging(key, theta):
 @pytest.mark.parametrize("simulator", [wave, swinging])
 def test_neighbours_that_are_alike_in_some_runs_make_a_series(simulator):
     model = cs.Model(PRIOR, simulator)
-    for seed in range(4):
+    for seed in range(2):
         sims = cs.simulate(model, 300, key=jax.random.key(seed))
         assert find_kind(model, sims) == cs.Series()
 

@@ -292,6 +292,7 @@ def decay(rng, **theta):
     return rng.normal(size=(ROWS, 2)) + np.array([theta[SCRIPT], theta[AND]])
 
 
+@pytest.mark.slow
 def test_a_simulator_outside_jax_without_a_likelihood(fit, bare_figures):
     """Runs that fail are left out; there is no evidence to estimate."""
     outside = cs.Model(PRIOR, cs.external(decay), data=cs.Set())

@@ -38,7 +38,7 @@ class Work(NamedTuple):
 EFFORTS: dict[Effort, Work] = {
     "quick": Work(members=3, steps=3000, candidates=3),
     "standard": Work(members=5, steps=8000, candidates=5),
-    "thorough": Work(members=10, steps=24_000, candidates=6),
+    "thorough": Work(members=10, steps=24_000, candidates=7),
 }
 
 
@@ -51,6 +51,7 @@ class Candidate:
     `ridge`: whether the posterior starts at ridge regression; a likelihood always does.
     `rate`: the initial learning rate of the posterior, `likelihood_rate` that of the likelihood.
     `large`: whether the summary network is the large one, for what cannot overfit.
+    `jointly`: whether posterior and likelihood are then trained together, by self-consistency.
     `independent`: whether the likelihood takes the rows of a set as independent, where the user
     has not declared it; None for as it is.
     """
@@ -63,6 +64,7 @@ class Candidate:
     rate: float = 1e-3
     likelihood_rate: float = 1e-3
     large: bool = False
+    jointly: bool = False
     independent: bool | None = None
     summary: Summary | eqx.Module | None = None
 
@@ -114,6 +116,14 @@ CANDIDATES = (
         Coupling(dropout=0.2, l2=1e-4),
         rate=5e-4,
     ),
+    Candidate(
+        "emulator, then self-consistency",
+        "after the emulator of splines, both networks are trained to agree",
+        Coupling(layers=6, depth=3, l2=1e-5),
+        Coupling(layers=6, depth=3, l2=1e-4),
+        large=True,
+        jointly=True,
+    ),
 )
 """In the order in which they are tried."""
 
@@ -151,7 +161,8 @@ def candidates_for(
 
 
 def _networks(candidate: Candidate) -> tuple:
-    return candidate.posterior, candidate.likelihood, candidate.summary, candidate.large
+    part = candidate
+    return part.posterior, part.likelihood, part.summary, part.large, part.jointly
 
 
 def as_markdown() -> str:

@@ -15,9 +15,12 @@ from numpy.random import Generator
 from consilience.core.compiling import compiled
 from consilience.core.types import PRNGKey
 from consilience.identity.batches import Example, Pairs
+from consilience.identity.consistency import SelfConsistency
 from consilience.identity.emulation import Emulator, LikelihoodLoss
 from consilience.identity.learned import Networks, Posterior, build_networks
 from consilience.identity.objective import Objective
+from consilience.identity.schedules import Constant
+from consilience.identity.setting import Setting
 from consilience.model.data import DataSpace, Set
 from consilience.model.model import Model
 from consilience.model.spaces import ParameterSpace
@@ -30,7 +33,7 @@ from consilience.training.batches import Streamed, Whole
 from consilience.training.candidates import Candidate, Work
 from consilience.training.folds import Fold
 from consilience.training.member import Limits, Member, train_member
-from consilience.training.prepare import to_examples
+from consilience.training.prepare import data_spread, to_examples
 from consilience.training.ridge import start_at_ridge
 
 FEWEST_STEPS = 20
@@ -39,6 +42,8 @@ RIDGE_RUNS = 10_000
 """The most runs that ridge regression takes."""
 PAIRS = Pairs(times=4, runs=0.3)
 """Emulated pairs for each run, and the weight of the runs beside them."""
+AGREEING_RATE = 5e-4
+"""The initial learning rate where two trained networks are to agree."""
 BLOCK = 256
 
 
@@ -135,6 +140,18 @@ def train_fold(
         networks = Networks(
             networks.summary, networks.posterior, emulator.likelihood, emulator.prior
         )
+    if candidate.jointly:
+        together = train_member(
+            networks,
+            _agreeing(setup, some),
+            source,
+            held,
+            limits._replace(rate=AGREEING_RATE),
+            rng=for_posterior,
+            **shared,
+        )
+        if together.loss < member.loss:
+            networks, member = together.networks, together
     log_q = held_out_density(setup, networks, fold.held_out)
     return Trained(
         networks,
@@ -181,6 +198,22 @@ def _emulating(setup: Setup, emulator: Emulator) -> Objective:
         validity=setup.validity,
         emulator=emulator.likelihood,
         pairs=PAIRS,
+    )
+
+
+def _agreeing(setup: Setup, some: Example) -> Objective:
+    """Posterior and likelihood trained together by self-consistency, from the first step on."""
+    settings = SelfConsistency(
+        weight=Constant(), maximum_likelihood=Constant(PAIRS.runs), limit=None, exact=False
+    ).resolved(Setting(setup.data.layout.kind, False))
+    spread = data_spread(setup.data, some.x)
+    return Objective(
+        setup.model,
+        setup.parameters,
+        setup.data,
+        settings,
+        spread=spread,
+        validity=setup.validity,
     )
 
 
