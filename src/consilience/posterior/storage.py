@@ -124,7 +124,7 @@ def load(
             "cs.load takes a path and then the cs.Model that was fitted, got "
             f"{type(path).__name__} and {type(model).__name__}."
         )
-    path, own = Path(path), Parts([*parts, *([] if summary is None else [summary])], LIBRARY)
+    path, own = Path(path), Parts(parts if summary is None else [*parts, summary], LIBRARY)
     meta, tensors = _read(path)
     with _told(path):
         _check_model(meta["model"], model, path)

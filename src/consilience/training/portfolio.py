@@ -187,7 +187,7 @@ def compete(
         return lambda: train_fold(mine, candidates[c], folds[f], seeds[c, f], stop)
 
     def run(jobs: list[tuple[int, int]]):
-        results.update(_in_threads({job: train(*job) for job in jobs}, setup.mesh, stop, bar))
+        _in_threads({job: train(*job) for job in jobs}, results, setup.mesh, stop, bar)
 
     try:
         run([(c, 0) for c in range(len(candidates))])
@@ -268,13 +268,17 @@ def _table(
 
 
 def _in_threads(
-    jobs: dict[Any, Callable[[], Trained]], mesh: Mesh | None, stop: threading.Event, bar: tqdm
-) -> dict[Any, Trained]:
-    """The results of jobs, one on each core at a time; on Ctrl-C those that are there so far.
+    jobs: dict[tuple[int, int], Callable[[], Trained]],
+    results: dict[tuple[int, int], Trained],
+    mesh: Mesh | None,
+    stop: threading.Event,
+    bar: tqdm,
+):
+    """Run jobs, one on each core at a time, and add what they return to the results.
 
-    Those that diverged are left out.
+    What diverged is left out. Ctrl-C ends the jobs; networks whose training it cut short are left
+    out too, unless there are no others.
     """
-    done: dict[Any, Trained] = {}
     # Settings of JAX may hold for a thread alone.
     config: Any = jax.config
     wide, device = bool(config.jax_enable_x64), config.jax_default_device
@@ -284,7 +288,9 @@ def _in_threads(
             return job()
 
     with ThreadPoolExecutor(_workers(mesh)) as pool:
-        waiting: dict[Future, Any] = {pool.submit(run, job): name for name, job in jobs.items()}
+        waiting: dict[Future, tuple[int, int]] = {
+            pool.submit(run, job): name for name, job in jobs.items()
+        }
 
         def collect(timeout: float | None):
             finished, _ = wait(waiting, timeout, FIRST_COMPLETED)
@@ -293,8 +299,8 @@ def _in_threads(
                 if not future.cancelled():
                     result = future.result()
                     bar.update()
-                    if np.isfinite(result.log_q).all() and (result.finished or not done):
-                        done[name] = result
+                    if np.isfinite(result.log_q).all() and (result.finished or not results):
+                        results[name] = result
                         bar.set_postfix({"held-out log density": f"{result.log_q.mean():.3f}"})
 
         try:
@@ -312,7 +318,6 @@ def _in_threads(
             for future in waiting:
                 future.cancel()
             raise
-    return done
 
 
 def _workers(mesh: Mesh | None) -> int:
