@@ -24,7 +24,7 @@ from consilience.simulation.simulations import Simulations
 logger = logging.getLogger(__name__)
 
 VALUES = 40_000
-"""The most values that are tested: the first runs that have so many."""
+"""The most values that are tested, those of the first runs."""
 FEWEST = 20
 """With fewer runs the order of rows cannot be tested."""
 LONGEST = 1000
