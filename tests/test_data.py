@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import consilience as cs
-from consilience.model.data import data_space, root, root_slope, unroot
+from consilience.model.counts import root, root_slope, unroot
+from consilience.model.data import data_space
 
 RNG = np.random.default_rng(0)
 

@@ -271,6 +271,16 @@ def test_densities_out_of_fold_are_those_of_members_that_have_not_seen_the_run(s
     assert np.abs(ranks.mean(axis=0) - 0.5).max() < 5 * np.sqrt(1 / 12 / N)
 
 
+def test_draws_out_of_fold_do_not_share_their_noise(fit):
+    """Of the first runs of two folds, which are drawn for in like places."""
+    judged = fit.out_of_fold
+    first, second = (np.flatnonzero(np.asarray(judged.member) == m)[0] for m in (0, 1))
+    for k in range(2):
+        pair = np.asarray(judged.draws)[[first, second], :, k]
+        # Of 100 draws: five standard errors.
+        assert abs(np.corrcoef(pair)[0, 1]) < 0.5
+
+
 def test_an_ensemble_serves_all_that_a_fit_does(model, sims, fit, tmp_path):
     x = sims.x[:2]
     draws = fit.sample(x, 60, key=jax.random.key(2))

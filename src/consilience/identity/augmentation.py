@@ -13,7 +13,8 @@ from jaxtyping import Array
 
 from consilience.core.types import PRNGKey
 from consilience.identity.setting import Setting
-from consilience.model.data import Layout, Set, root, unroot
+from consilience.model.counts import root, unroot
+from consilience.model.data import Layout, Set
 
 Named = dict[str, Array]
 

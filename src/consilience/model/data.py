@@ -26,6 +26,7 @@ from consilience.core.arrays import (
 )
 from consilience.core.compiling import on_device
 from consilience.core.types import Data, PRNGKey
+from consilience.model.counts import root, root_slope, unroot
 from consilience.model.run import DATA
 from consilience.model.tails import Tails, find_tails
 
@@ -268,8 +269,7 @@ class DataSpace(eqx.Module):
         result = dict(aside)
         for name, part in self.layout.from_units(values).items():
             if name in self.tails:
-                moved = part * self.scale[name] + self.loc[name]
-                result[name] = self.tails[name].back(moved)
+                result[name] = self.tails[name].back(part * self.scale[name] + self.loc[name])
                 continue
             result[name] = part * self.spread(name)
             if name in self._counts:
@@ -298,32 +298,11 @@ class DataSpace(eqx.Module):
         return {name: jnp.asarray(parts[name], dtype=float) for name in self.layout.names}
 
     def _scaled(self, parts: dict[str, Array]) -> dict[str, Array]:
-        moved = {
-            name: self.tails[name].forward(part) if name in self.tails else part
-            for name, part in parts.items()
-        }
+        moved = {n: self.tails[n].forward(p) if n in self.tails else p for n, p in parts.items()}
         return {
             name: (part - self.loc[name]) / self.scale[name] if name in self.loc else part
             for name, part in moved.items()
         }
-
-
-def root(y):
-    """Like a square root far from zero, smooth and increasing everywhere.
-
-    On this scale the noise of counts is about the same for small and large ones.
-    """
-    return y / (1 + abs(y)) ** 0.5
-
-
-def root_slope(y: Array) -> Array:
-    """The derivative of `root`."""
-    return (1 + abs(y) / 2) / (1 + abs(y)) ** 1.5
-
-
-def unroot(z: Array) -> Array:
-    """The inverse of `root`."""
-    return 0.5 * (z * abs(z) + z * (z**2 + 4) ** 0.5)
 
 
 def data_space(x: Data, kind: Kind | None) -> DataSpace:

@@ -152,7 +152,6 @@ def out_of_fold(
     """Densities and draws of every run by the members that have not seen it."""
     dim, total = setup.parameters.dim, sum(len(fold.held_out) for fold in folds.values())
     n = max(1, min(DRAWS, MOST_DRAWN // (dim * total)))
-    key = random_key(rng, setup.key)
     share = np.array(list(weights.values()))
     parts = []
     for f, fold in folds.items():
@@ -163,7 +162,11 @@ def out_of_fold(
             posterior = Posterior(
                 networks.summary, networks.posterior, setup.parameters, setup.data
             )
-            draw = lambda block, p=posterior: _drawn(p, block, key, n)  # noqa: E731
+
+            def draw(block: Example, posterior: Posterior = posterior):
+                # A key for each block: runs must not share their random numbers.
+                return _drawn(posterior, block, random_key(rng, setup.key), n)
+
             drawn.append(in_blocks(setup, fold.held_out, draw))
         which = rng.choice(len(share), size=drawn[0].shape[:2], p=share)
         picked = np.take_along_axis(np.stack(drawn), which[None, ..., None], axis=0)[0]
